@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, default_collate
 
 from fastload.errors import FileChangedError, FormatError, OptionError, is_whole, typed
 from fastload.format.digests import DIGEST_FIELDS
-from fastload.format.header import Field, FileIdentity, PackedFile, check_header, open_hdf5, read_header
+from fastload.format.header import Field, FileIdentity, PackedFile, read_header, with_digests
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
 from fastload.read.identity import check_path, is_unchanged, sample_name
@@ -119,6 +119,7 @@ class PackedDataset(Dataset[Any]):
         self.path = self._file.path  # of a URL, where its chunks are cached
         self._given = self._file.given
         self._identity, self._digest = self._file.identity, self._file.header_digest
+        self._digests: dict[str, NDArray[np.uint64]] | None = None  # `PackedFile.digests`, for processes that open it
         self.check: Check | None = None  # when rows are compared with their digests
         self._begin_checks(check)
         if split is not None and split not in self._file.splits:
@@ -153,7 +154,7 @@ class PackedDataset(Dataset[Any]):
             if self._url:
                 alike, then, now = file.header_digest == self._digest, self._digest, file.header_digest
             else:
-                file = replace(file, given=self._given)
+                file = replace(file, given=self._given, digests=self._digests)
                 known = replace(file, identity=self._identity, header_digest=self._digest)
                 alike, (then, now) = (
                     is_unchanged(known, file.identity),
@@ -330,8 +331,8 @@ class PackedDataset(Dataset[Any]):
                 )
             return
         if self.check is None and check is not None and self.file.shards is None:  # those of shards when they are read
-            with open_hdf5(self.path) as hdf5:
-                check_header(self.file, hdf5)
+            self._file = with_digests(self.file)
+            self._digests = self._file.digests
         vars(self)["check"] = "first" if check == "auto" else check
 
     def samples(self, rows: NDArray[np.int64]) -> list[Sample]:
@@ -373,18 +374,30 @@ class PackedDataset(Dataset[Any]):
         for name, shape, dtype in self.layout():
             if name not in arrays and name not in varied:
                 arrays[name] = np.empty((len(rows), *shape), dtype)
-        self._open().gather(rows, arrays)
+        lists = self._gathered(self._open(), rows, arrays, varied)
         arrays = as_handed_over(self.file, arrays) | {"row": rows.copy(), "valid": np.ones(len(rows), np.bool_)}
         if "images" in arrays:
             arrays["images"] = arrays["images"].transpose(0, 3, 1, 2)
-        lists: dict[str, list[Any]] = {name: self._open().decoded(name, rows) for name in varied}
         if "images" in lists:
             lists["images"] = [image.transpose(2, 0, 1) for image in lists["images"]]
         if "pixel_mask" in self.fields:
             images = lists["images"] if "images" in lists else arrays["images"]
             lists["pixel_mask"] = [np.ones(image.shape[1:], np.bool_) for image in images]
-        lists |= self.texts(self._open(), rows)
         return [lists[name] if name in lists else arrays[name] for name in self.fields]
+
+    def _gathered(
+        self, reader: RowReader, rows: NDArray[np.int64], arrays: dict[str, NDArray[Any]], varied: Sequence[str]
+    ) -> dict[str, list[Any]]:
+        """Reads rows into arrays, and returns the fields that none holds: those that differ in size, and texts."""
+        if not varied and not self.text_fields:
+            reader.gather(rows, arrays)
+            return {}
+
+        def read() -> dict[str, list[Any]]:
+            reader.gather(rows, arrays)  # which compares them
+            return {name: reader.decoded(name, rows) for name in varied} | self.texts(reader, rows)
+
+        return reader.within(rows, read)
 
     def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> ReadAhead:
         """Returns a `ReadAhead` for rows of this dataset, with a file descriptor of its own; the caller closes it."""
@@ -667,4 +680,4 @@ def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str
 
 
 def _described(identity: FileIdentity) -> str:
-    return f"inode {identity.inode}, {identity.size:,} bytes, mtime {identity.mtime_ns} ns"
+    return f"inode {identity.inode}, {identity.size:,} bytes, mtime {identity.mtime_ns}, ctime {identity.ctime_ns} ns"

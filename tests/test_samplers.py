@@ -96,6 +96,13 @@ def test_a_selection_has_no_chunks_and_is_drawn_by_its_own_positions(train):
     assert list(ChunkSampler(train.select([]))) == [] == list(DistributedChunkSampler(train.select([]), 2, 0))
 
 
+@pytest.mark.parametrize("shuffle", [True, False, "full"])
+def test_ranks_beyond_the_samples_repeat_different_ones(train, shuffle):
+    samplers = [DistributedChunkSampler(train.select(range(13)), 20, rank, shuffle, 3) for rank in range(20)]
+    drawn = [row for sampler in samplers for row in sampler]
+    assert sorted(np.bincount(drawn)) == [1] * 6 + [2] * 7
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_plain_data_loader_gets_the_right_pixels(val, pixels, workers):
     # One loader for all three: processes are started three times as it is.

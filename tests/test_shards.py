@@ -26,7 +26,6 @@ from torch.utils.data import DataLoader
 from fastload import ChunkSampler, FastLoader, PackedDataset
 from fastload.errors import FileChangedError, FormatError, MissingFileError, OptionError, OutputError, SourceError
 from fastload.export import export_file
-from fastload.format.columns import open_columns
 from fastload.format.header import PackedFile, read_header, read_shard
 from fastload.format.ragged import Column
 from fastload.inspection.info import inspect_file
@@ -37,6 +36,7 @@ from fastload.pack import pack_images
 from fastload.pack.index import index_files
 from fastload.pack.shards import whole_pages
 from fastload.read import sharded
+from fastload.read.columns import open_columns
 from fastload.read.linear import MappedShards
 from fastload.read.sharded import ShardedReader
 from fastload.repack import Choice, append_images, merge_files, repack_file

@@ -14,7 +14,6 @@ from fastload.estimate.encodings import EncodingChoices, EncodingEstimates, Know
 from fastload.estimate.rates import Step, per_second
 from fastload.estimate.sample import row_maker, spread
 from fastload.format.codecs import NONE, Codec, has_zstd, parse_codec
-from fastload.format.columns import open_columns
 from fastload.format.header import PIXEL_FIELDS, PackedFile, read_header
 from fastload.format.ragged import RAW
 from fastload.pack.decisions import Form, RaggedPlan, jpegs_kept_and_made, row_sizes
@@ -22,6 +21,7 @@ from fastload.pack.encode import HEADERS
 from fastload.pack.pack_options import EncodingOption, Progress
 from fastload.pack.survey import Survey
 from fastload.read.checked import close_readers
+from fastload.read.columns import open_columns
 from fastload.read.sharded import open_rows
 from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Arrays, Masks

@@ -32,6 +32,9 @@ _PIECE_BYTES = 96 * 2**10
 KEEPS_GIL = 500
 """Elements up to which NumPy loops over an array without releasing the GIL, whose cost `system.syscalls` describes."""
 
+BLOCK_ROWS = 4096
+"""Digests of rows that `block_digests` hashes together."""
+
 
 def row_digests(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.uint64]:
     """Returns XXH3-64 of each row's bytes in these arrays (N, ...), one array after another by name; uint64 (N,)."""
@@ -74,8 +77,20 @@ def row_digest(parts: Sequence[Any]) -> int:
     return int(digest.intdigest())
 
 
-def header_digest(file: h5py.File) -> str:
-    """Returns XXH3-128 in hex over the description of every dataset and attribute, and over both digest arrays."""
+def block_digests(digests: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Returns XXH3-64 of each `BLOCK_ROWS` of the digests of rows, uint64 (blocks,).
+
+    Whoever keeps these 2 bytes for 1,000 rows knows of digests that are read later whether they are the same.
+    """
+    parts = (digests[first : first + BLOCK_ROWS] for first in range(0, len(digests), BLOCK_ROWS))
+    return np.fromiter((xxhash.xxh3_64_intdigest(np.ascontiguousarray(part).data) for part in parts), np.uint64)
+
+
+def header_digest(file: h5py.File, digests: dict[str, NDArray[np.uint64]] | None = None) -> str:
+    """Returns XXH3-128 in hex over the description of every dataset and attribute, and over both digest arrays.
+
+    `digests`: gets these arrays, by name.
+    """
     datasets = {}
     for name in sorted(name for name in islice(file, MOST_READ) if isinstance(name, str)):  # bytes are not UTF-8
         item = None if isinstance(file.get(name, getlink=True), h5py.ExternalLink) else file.get(name)
@@ -94,7 +109,10 @@ def header_digest(file: h5py.File) -> str:
     digest = xxhash.xxh3_128(text.encode())
     for name in DIGEST_FIELDS:
         if name in datasets and datasets[name]["dtype"] == "<u8" and not (file[name].external or file[name].is_virtual):
-            digest.update(np.ascontiguousarray(file[name][()]).data)
+            values = np.ascontiguousarray(file[name][()])
+            digest.update(values.data)
+            if digests is not None:
+                digests[name] = values
     return digest.hexdigest()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -16,11 +17,20 @@ from typing import Any, NamedTuple, Protocol
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError, FormatError, MissingFileError
 from fastload.format import valid
 from fastload.format.codecs import pipeline
-from fastload.format.digests import DIGEST_FIELDS, MOST_READ, dtype_of, header_digest, linear_offset, repaired_splits
+from fastload.format.digests import (
+    DIGEST_FIELDS,
+    MOST_READ,
+    block_digests,
+    dtype_of,
+    header_digest,
+    linear_offset,
+    repaired_splits,
+)
 from fastload.format.ragged import RaggedExtent
 from fastload.format.shards import INDEX_AGAIN, Shards, read_shards
 from fastload.format.valid import CHANGED, FORMAT_VERSION, bad, open_hdf5
@@ -83,21 +93,23 @@ class Field:
 class FileIdentity(NamedTuple):
     """A file's identity in the kernel; it changes when the file is replaced, truncated or written to.
 
-    `mtime_ns` is -1 for a sparse file that is filled while it is read.
+    Whoever writes to a file can set its mtime back, but not its ctime. That changes with names and permissions, too.
+    `mtime_ns` is -1 for a sparse file that is filled while it is read: its times mean nothing.
     """
 
     device: int
     inode: int
     size: int
     mtime_ns: int
+    ctime_ns: int
 
-    def fits(self, found: tuple[int, int, int, int]) -> bool:
+    def fits(self, found: tuple[int, int, int, int, int]) -> bool:
         """Whether a file of that identity is this one, unchanged."""
         return self == found or (self.mtime_ns < 0 and self[:3] == found[:3])
 
     @classmethod
     def of(cls, stat: os.stat_result) -> FileIdentity:
-        return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 class RemoteFile(Protocol):
@@ -142,6 +154,8 @@ class PackedFile:
     remote: RemoteFile | None = None  # where its rows are fetched from; None: they are in its files
     url: str = ""  # of a shard that is fetched
     given: str = ""  # the path as the user wrote it; empty: `path`
+    # Of each dataset of digests, what `block_digests` says of it, if they were compared with `header_digest`
+    digests: dict[str, NDArray[np.uint64]] | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -166,7 +180,9 @@ def read_header(path: str | Path) -> PackedFile:
     """
     path = Path(path)
     with open_hdf5(path) as file:
-        identity = FileIdentity.of(os.stat(path))
+        # Of what is open: the path may lead to another file by now.
+        is_real = file.driver == "sec2"
+        identity = FileIdentity.of(os.stat(file.id.get_vfd_handle() if is_real else path))
         if "fastload_index" in file.attrs:
             return _index_header(path, file, identity)
         version, attrs = valid.root_attributes(path, file)
@@ -301,16 +317,32 @@ def require_digests(file: PackedFile) -> None:
         )
 
 
-def check_header(file: PackedFile, hdf5: h5py.File) -> None:
-    """Raises FormatError if names, shapes, attributes or digests of a packed file are not those that were written."""
+def check_header(file: PackedFile, hdf5: h5py.File) -> dict[str, NDArray[np.uint64]]:
+    """Raises FormatError if names, shapes, attributes or digests of a packed file are not those that were written.
+
+    Returns the digests of its rows that were compared, (N,) each, by their dataset; none of another program's file.
+    """
+    digests: dict[str, NDArray[np.uint64]] = {}
     if file.version is None:
-        return
+        return digests
     require_digests(file)
-    if header_digest(hdf5) != file.attrs.get("header_digest"):
+    if header_digest(hdf5, digests) != file.attrs.get("header_digest"):
         raise FormatError(
             f"{file.name}: its header (names, attributes, shapes or digests) is not the one that was written: it was "
             f"changed or damaged after packing. Copy the file again, or pack it again."
         )
+    return digests
+
+
+def with_digests(file: PackedFile) -> PackedFile:
+    """Returns the header of a packed file with `digests`; raises FormatError as `check_header`."""
+    with open_hdf5(file.path) as hdf5:
+        return replace(file, digests=by_block(check_header(file, hdf5)))
+
+
+def by_block(digests: Mapping[str, NDArray[np.uint64]]) -> dict[str, NDArray[np.uint64]]:
+    """Returns what `PackedFile.digests` keeps of the digests of rows."""
+    return {name: block_digests(values) for name, values in digests.items()}
 
 
 def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tuple[int, dict[str, Field]]:

@@ -200,8 +200,10 @@ def splits(path: Path, values: NDArray[Any], names: tuple[str, ...], *, packed: 
     return {}
 
 
-def open_hdf5(path: Path) -> Hdf5File:
+def open_hdf5(path: Path, *, anew: bool = False) -> Hdf5File:
     """Opens a file for reading.
+
+    `anew`: read metadata from the file, also where this process has it open: HDF5 would give what it read then.
 
     Raises:
         MissingFileError: there is no such file.
@@ -223,7 +225,8 @@ def open_hdf5(path: Path) -> Hdf5File:
     try:
         # Locks fail on NFS and Lustre (h5py #1101), and HDF5 refuses to open a file that this process has already open
         # with another choice of locking; so each choice is tried.
-        driver = "stdio" if path.is_relative_to("/proc/self/fd") else None  # the others ask for a file's real path
+        # For descriptors, since the others ask for a file's real path; it shares nothing with files open by another.
+        driver = "stdio" if anew or path.is_relative_to("/proc/self/fd") else None
         for locking in (None, False, True):
             try:
                 return Hdf5File(path, "r", locking=locking, driver=driver)

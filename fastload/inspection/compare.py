@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, OptionError
-from fastload.format.columns import open_columns
 from fastload.format.header import Field, PackedFile
 from fastload.format.ragged import JPEG, Column
 from fastload.images.decode import decoder_versions
@@ -26,6 +25,7 @@ from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import read_headers
 from fastload.read.checked import CheckedSamples, has_ragged, open_samples
+from fastload.read.columns import open_columns
 from fastload.sources.layouts import LAYOUTS, list_source
 from fastload.sources.listing import Listing
 from fastload.sources.mask_classes import with_mask_options

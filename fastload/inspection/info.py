@@ -16,7 +16,6 @@ import numpy as np
 
 from fastload.errors import FormatError, ReadError
 from fastload.format.codecs import FILTER_NAMES, pipeline, why_unreadable
-from fastload.format.columns import open_columns
 from fastload.format.digests import MOST_READ, attributes, dtype_of, linear_offset
 from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_header
 from fastload.format.shards import check_mappings
@@ -30,6 +29,7 @@ from fastload.inspection.chunk_layout import (
     findings,
     repack_hint,
 )
+from fastload.read.columns import open_columns
 from fastload.read.linear import FILE_SYSTEMS, chosen
 from fastload.remote.opening import FileName, as_given, open_packed, short_name
 from fastload.remote.options import is_url

@@ -21,11 +21,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fastload.errors import FormatError, ImageError, OptionError, check_whole, typed
 from fastload.format.codecs import load_filters
-from fastload.format.columns import open_columns
 from fastload.format.header import PIXEL_FIELDS, PackedFile
 from fastload.inspection.overlay import Entry, Font, Marks, drawn_over, labels_of, legend_of, marks_of, wrap
 from fastload.inspection.shuffle_quality import one_from_each_part
 from fastload.read.checked import samples_of
+from fastload.read.columns import open_columns
 from fastload.read.ragged_rows import sample_error
 from fastload.remote.opening import FileName, open_packed
 from fastload.system.files import check_new_file, save_bytes

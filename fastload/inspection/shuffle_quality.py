@@ -18,10 +18,10 @@ from typing import Any, Literal
 import numpy as np
 
 from fastload.errors import OptionError
-from fastload.format.columns import open_columns
 from fastload.format.header import PackedFile
 from fastload.plan import ChunkPieces, ChunkWindow, EpochPlan, ResolvedShuffle, randomness, resolve_shuffle
 from fastload.plan.randomness import Ints, LabelMix
+from fastload.read.columns import open_columns
 from fastload.remote.opening import FileName, open_packed
 
 WINDOWS = (1, 4, 16, 64)

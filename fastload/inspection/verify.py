@@ -7,7 +7,6 @@ ends the process.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -15,13 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError, FormatError, OptionError, typed
-from fastload.format.columns import open_columns
+from fastload.errors import FormatError, OptionError, typed
 from fastload.format.digests import DIGEST_FIELDS, header_digest, row_digests
-from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, open_hdf5, read_shard, require_digests
+from fastload.format.header import PIXEL_FIELDS, PackedFile, by_block, open_hdf5, read_shard, require_digests
 from fastload.format.shards import check_mappings
 from fastload.read.checked import CHANGED, CheckedSamples
+from fastload.read.columns import open_columns
+from fastload.read.identity import check_path
 from fastload.remote.opening import FileName, as_given, local_path, open_packed, short_name
 from fastload.system.machine import worker_count
 from fastload.system.text import text_of
@@ -163,7 +164,9 @@ def _verify_one(
             progress(done, total)
 
     with open_hdf5(path) as hdf5:
-        header_ok = header_digest(hdf5) == file.attrs.get("header_digest")
+        digests: dict[str, NDArray[np.uint64]] = {}
+        header_ok = header_digest(hdf5, digests) == file.attrs.get("header_digest")
+        file = replace(file, digests=by_block(digests))
         keys = [f"row {row}" for row in range(file.num_rows)]
         if "key" in file.fields:
             keys = [text_of(key) for key in hdf5["key"][()].tolist()]
@@ -174,7 +177,7 @@ def _verify_one(
             part = range(start, min(start + FIELD_ROWS, file.num_rows))
             with nullcontext() if held is None else held.fields(part):
                 found = row_digests({name: hdf5[name][part.start : part.stop] for name in names})
-            wrong = start + np.flatnonzero(found != hdf5["digest_fields"][part.start : part.stop])
+            wrong = start + np.flatnonzero(found != digests["digest_fields"][part.start : part.stop])
             damaged += [DamagedRow(row, keys[row], "fields") for row in wrong.tolist()]
         damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(file, workers, advance, held)]
         pixel_bytes = 0
@@ -189,8 +192,7 @@ def _verify_one(
 
         folder = None if root is None else Path(root)
         compared = compare_source(file, Path(source), keys, workers, advance, root=folder)
-    if not file.identity.fits(FileIdentity.of(os.stat(path))):
-        raise FileChangedError(f"{path}: the file was written to or replaced while it was checked. Check it again.")
+    check_path(file)  # or what was read last is of another file
     return VerifyReport(
         path=path,
         num_rows=file.num_rows,

@@ -257,7 +257,7 @@ def _header(source: Path, survey: Survey, identity: str) -> PackedFile:
         header_digest=identity,
         shuffled=survey.options.shuffle,
         seed=survey.options.seed,
-        identity=FileIdentity(0, 0, 0, 0),
+        identity=FileIdentity(0, 0, 0, 0, 0),
         attrs={},
     )
 

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import FormatError, MissingFileError, OptionError
 from fastload.format.codecs import NONE
-from fastload.format.columns import open_columns
-from fastload.format.header import IMAGES_OFFSET, PackedFile
+from fastload.format.header import IMAGES_OFFSET, PackedFile, open_hdf5
 from fastload.format.ragged import ENCODINGS
 from fastload.format.writer import dump_options
 from fastload.pack.begin import identity_of
@@ -266,7 +265,7 @@ def _report_of_kept(job: PackJob, file: PackedFile) -> PackReport:
     if images is not None:
         shapes = np.tile(np.array([*images.shape, 1][:3], np.int64), (file.num_rows, 1))
         if images.ragged is not None:
-            with open_columns(file) as columns:
+            with open_hdf5(file.path) as columns:
                 found = np.bincount(columns["images_encoding"][()], minlength=len(ENCODINGS)).tolist()
                 shapes = columns["images_shape"][()].astype(np.int64)
             counts = {name: count for name, count in zip(ENCODINGS, found, strict=True) if count}

@@ -176,9 +176,14 @@ class CachedFeed:
             return 0
 
         def texts(planned: PlannedBatch) -> dict[str, list[Any]]:
-            assert self._reader is not None, "there are texts"
-            self._reader.gather(planned.rows, {})  # which compares them
-            return options.packed.dataset.texts(self._reader, planned.rows)
+            reader = self._reader
+            assert reader is not None, "there are texts"
+
+            def read() -> dict[str, list[Any]]:
+                reader.gather(planned.rows, {})  # which compares them
+                return options.packed.dataset.texts(reader, planned.rows)
+
+            return reader.within(planned.rows, read)
 
         if self._stream is not None:
             self._stream.close()

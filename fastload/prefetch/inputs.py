@@ -112,8 +112,9 @@ class PackedInput:
         (_, height, width), _ = self.image_spec()
         if self.dataset.file.fields["images"].ragged is None:
             return np.broadcast_to(np.array([height, width]), (len(rows), 2))
-        with closing(self._index_reader()) as reader, reader.holding(rows):
-            return reader.ragged("images").part("shape", rows)[:, :2].astype(np.int64)
+        with closing(self._index_reader()) as reader:
+            shapes = reader.within(rows, lambda: reader.ragged("images").part("shape", rows))
+        return shapes[:, :2].astype(np.int64)
 
     def _index_reader(self) -> RowReader:
         """Returns a reader for the index of the images."""
@@ -135,8 +136,9 @@ class PackedInput:
         if "images" not in self.dataset.fields or file.fields["images"].ragged is None:
             return False
         rows = np.asarray(self.dataset.rows, np.int64)
-        with closing(self._index_reader()) as reader, reader.holding(rows):
-            return bool((reader.ragged("images").part("encoding", rows) == JPEG).any())
+        with closing(self._index_reader()) as reader:
+            encodings = reader.within(rows, lambda: reader.ragged("images").part("encoding", rows))
+        return bool((encodings == JPEG).any())
 
     def compression_ratio(self) -> float:
         """Returns how many times as many bytes the images would take as raw pixels; 0.0 if none is encoded.
@@ -148,8 +150,8 @@ class PackedInput:
         if "images" not in dataset.fields or field is None or field.ragged is None or not len(dataset):
             return 0.0
         rows = np.asarray(dataset.rows[:: max(1, len(dataset) // _RATIO_ROWS)], np.int64)
-        with closing(self._index_reader()) as reader, reader.holding(rows):
-            index = reader.ragged("images").index(rows)
+        with closing(self._index_reader()) as reader:
+            index = reader.within(rows, lambda: reader.ragged("images").index(rows))
         if (index.encoding == RAW).all():
             return 0.0
         pixels = index.shape.prod(axis=1, dtype=np.int64).sum() * field.dtype.itemsize

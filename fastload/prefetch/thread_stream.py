@@ -141,8 +141,7 @@ class ThreadFeed:
         def fill(epoch: int, planned: PlannedBatch, arrays: dict[str, Any]) -> int:
             if transformer is None:
                 return reader.gather(planned.rows, arrays)
-            with reader.holding(planned.rows):
-                return transformer.fill(epoch, planned, arrays)
+            return reader.within(planned.rows, lambda: transformer.fill(epoch, planned, arrays))
 
         dataset = options.packed.dataset
         texts = (lambda planned: dataset.texts(reader, planned.rows)) if dataset.text_fields else None

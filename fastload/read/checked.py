@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import DamagedRowError, ImageError
-from fastload.format.digests import pixel_digests, row_digest
-from fastload.format.header import PIXEL_FIELDS, PackedFile, read_shard
+from fastload.errors import DamagedRowError, FileChangedError, FormatError, ImageError
+from fastload.format.digests import block_digests, pixel_digests, row_digest
+from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, read_shard
 from fastload.format.ragged import JPEG, RAW, EncodedRow
 from fastload.images.decode_part import decode_row
 from fastload.read.identity import unreadable
@@ -70,9 +70,11 @@ class CheckedSamples(RowReader):
     """
 
     def __init__(self, file: PackedFile) -> None:
-        names = [name for name in (*PIXEL_FIELDS, "digest") if name in file.fields]
-        super().__init__(file, names, "pread", cache_chunks=_CACHE_CHUNKS)
-        self.names = tuple(name for name in names if name != "digest")
+        self.names = tuple(name for name in PIXEL_FIELDS if name in file.fields)
+        digests = file.fields.get("digest")
+        has_digests = file.version is not None and digests is not None and digests.dtype == np.uint64
+        super().__init__(file, [*self.names, *["digest"] * has_digests], "pread", cache_chunks=_CACHE_CHUNKS)
+        self._digests = self._read_digests() if has_digests else None
         self._local = threading.local()
         # The rows with an impossible index entry; at once: one alone takes as long as reading it.
         self._impossible = {name: set[int]() for name in self._ragged}
@@ -121,18 +123,23 @@ class CheckedSamples(RowReader):
         if field.ragged is None:
             pixels = self.pixels(name, row)
             return EncodedBytes(_little_endian(pixels).tobytes(), RAW, pixels.shape, 1)
-        try:
-            index = self._ragged[name].look_up(np.array([row]))
-            if row in self._impossible[name]:
-                raise ImageError(impossible_rows(index, field)[0])
-            length = int(index.bytes[0])
-            data = read_bytes(self.fd, length, field.ragged.base + int(index.offset[0]))
-        except OSError as exc:
-            raise ImageError(f"cannot be read: {exc.strerror or exc}") from exc
-        if len(data) < length:
-            raise ImageError("cannot be read: the file ends before this row")
-        shape = tuple(index.shape[0, : len(field.shape)].tolist())
-        return EncodedBytes(data, int(index.encoding[0]), shape, int(index.orientation[0]))
+        extent, where = field.ragged, np.array([row])
+
+        def read() -> EncodedBytes:
+            try:
+                index = self._ragged[name].look_up(where)
+                if row in self._impossible[name] or not 0 <= index.bytes[0] <= extent.num_bytes:
+                    raise ImageError(impossible_rows(index, field).get(0, "its index entry was impossible"))
+                length = int(index.bytes[0])
+                data = read_bytes(self.fd, length, extent.base + int(index.offset[0]))
+            except OSError as exc:
+                raise ImageError(f"cannot be read: {exc.strerror or exc}") from exc
+            if len(data) < length:
+                raise ImageError("cannot be read: the file ends before this row")
+            shape = tuple(index.shape[0, : len(field.shape)].tolist())
+            return EncodedBytes(data, int(index.encoding[0]), shape, int(index.orientation[0]))
+
+        return self.within(where, read)
 
     def pixels(self, name: str, row: int) -> NDArray[Any]:
         """Returns the pixels of an image (H, W, C) or a mask (H, W); in native byte order, maybe read-only.
@@ -163,13 +170,13 @@ class CheckedSamples(RowReader):
             pixels["masks"] = self._decoded("masks", mask)
             parts.append(pixels["masks"])
         digest = row_digest(parts)
-        if "digest" in self.file.fields and digest != self._digests[row]:
+        if self._digests is not None and digest != self._digests[row]:
             raise ImageError(CHANGED)
         if jpeg and is_jpeg:
             try:
                 pixels["images"] = self._decoded("images", image)
             except ImageError as exc:
-                if "digest" not in self.file.fields:
+                if self._digests is None:
                     raise
                 raise DamagedBefore(
                     f"{exc}; it was damaged before it was packed: its bytes are those that were packed"
@@ -193,6 +200,7 @@ class CheckedSamples(RowReader):
                     memory[name] = self._empty(name, len(at))
                 arrays.append(memory[name][: len(at)])
                 wrong = self.read(name, at, arrays[-1]) | wrong
+            assert self._digests is not None, "a packed file"
             different = np.flatnonzero(pixel_digests(arrays) != self._digests[at]).tolist()
             return [(rows[i], wrong.get(i, CHANGED)) for i in sorted({*different, *wrong})]
         for row in rows:
@@ -202,11 +210,17 @@ class CheckedSamples(RowReader):
                 wrong[row] = str(exc)
         return list(wrong.items())
 
-    @functools.cached_property
-    def _digests(self) -> NDArray[np.uint64]:
-        digests = self._empty("digest", self.file.num_rows)
+    def _read_digests(self) -> NDArray[np.uint64]:
+        """Returns the digests of all rows, uint64 (N,): those that were compared with the header, if they were."""
+        digests = np.empty(self.file.num_rows, np.uint64)
         for reason in self.read("digest", np.arange(len(digests)), digests).values():
-            raise ImageError(reason)
+            raise FormatError(f"{self.file.name}: its digests cannot be read: {reason}. Copy the file again.")
+        known = self.file.digests
+        if known is not None and not np.array_equal(block_digests(digests), known["digest"]):
+            raise FileChangedError(
+                f"{self.file.name}: its digests are others than when its header was read: it was written to. Write new "
+                f"files under a new name."
+            )
         return digests
 
     def _empty(self, name: str, count: int) -> NDArray[Any]:
@@ -313,8 +327,9 @@ class ShardedSamples(CheckedSamples):
         with self._of(row) as (samples, there):
             return samples.checked(there, jpeg=jpeg)
 
-    def check_identity(self) -> None:
+    def check_identity(self) -> FileIdentity:
         """Does nothing: each shard is compared with what the index says when it is opened."""
+        return self.file.identity
 
     def close(self) -> None:
         """Ends the holding of what was fetched; the readers of shards stay open until `close_readers`."""

@@ -6,12 +6,14 @@ Also what messages call a row of it, and the error where the system cannot read 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,8 @@ from fastload.system.text import text_of
 
 # How long a writer who was held off has for what it is about to do, before rows are copied without a lease.
 _LET_IN_S = 0.1
+
+Result = TypeVar("Result")
 
 
 def open_checked(file: PackedFile) -> int:
@@ -41,6 +45,8 @@ def open_checked(file: PackedFile) -> int:
 
 def check_path(file: PackedFile) -> None:
     """Raises MissingFileError, FileChangedError or ReadError unless the path still leads to what was read.
+
+    Of a packed file other times are no difference where its header is the same, see `is_unchanged`.
 
     One call of the system, since it is done between two epochs. What other machines write to a network file system it
     sees when their client does: as late as the pages it keeps, a minute by default for NFS.
@@ -68,7 +74,19 @@ def check_open(file: PackedFile, fd: int) -> FileIdentity:
 
     Returns the identity of that file; another one where only the times differ, see `is_unchanged`.
     """
-    return _check(file, syscalls.identity_of(fd))
+    return _check(file, syscalls.identity_of(fd), fd)
+
+
+class TouchedError(FileChangedError):
+    """The times of a file changed while rows were copied, and its header did not: they are to be copied again."""
+
+
+def until_untouched(work: Callable[[], Result]) -> Result:
+    """Returns what some work does, done again where it ends with a TouchedError; the tenth time that is raised."""
+    for _ in range(9):
+        with suppress(TouchedError):
+            return work()
+    return work()
 
 
 class HeldOffWriters:
@@ -87,7 +105,8 @@ class HeldOffWriters:
 
     def _reset(self) -> None:
         self._pid, self._users = os.getpid(), 0
-        self._held = self._let_in = False  # whether the lease is held; whether somebody waited when it was ended
+        # Whether the lease is held, so that nobody can write; whether somebody waited when it was ended.
+        self.holds = self._let_in = False
         self._all_out, self._local = threading.Condition(), threading.local()
 
     def __enter__(self) -> None:
@@ -103,14 +122,14 @@ class HeldOffWriters:
     def _enter(self) -> None:
         with self._all_out:
             # Threads that copy in turn would else hold a writer off for ever. The check that follows sees what it does.
-            while self._users and self._held and syscalls.writers_wait(self._fd):
+            while self._users and self.holds and syscalls.writers_wait(self._fd):
                 self._all_out.wait()
             if not self._users:
-                self._held = syscalls.hold_off_writers(self._fd)
+                self.holds = syscalls.hold_off_writers(self._fd)
                 until = time.monotonic() + _LET_IN_S
-                while self._let_in and not self._held and time.monotonic() < until and self._unchanged():
+                while self._let_in and not self.holds and time.monotonic() < until and self._unchanged():
                     time.sleep(0.001)
-                    self._held = syscalls.hold_off_writers(self._fd)
+                    self.holds = syscalls.hold_off_writers(self._fd)
                 self._let_in = False
             self._users += 1
 
@@ -121,14 +140,14 @@ class HeldOffWriters:
         with self._all_out:
             self._users -= 1
             if not self._users:
-                if self._held:
+                if self.holds:
                     self._let_in = syscalls.writers_wait(self._fd)
                     syscalls.let_writers(self._fd)
-                    self._held = False
+                    self.holds = False
                 self._all_out.notify_all()
 
     def _unchanged(self) -> bool:
-        return is_unchanged(self._file, FileIdentity(*syscalls.identity_of(self._fd)))
+        return is_unchanged(self._file, FileIdentity(*syscalls.identity_of(self._fd)), self._fd)
 
     def close(self) -> None:
         """Closes what it opened in a forked child; the descriptor that was given stays open."""
@@ -137,60 +156,72 @@ class HeldOffWriters:
             os.close(fd)
 
 
-_equal: set[tuple[FileIdentity, FileIdentity]] = set()
-"""Identities of files whose headers were compared in this process and are equal: as it was read, as it is now."""
+_equal: dict[FileIdentity, set[FileIdentity]] = {}
+"""Identities of files as they were read, and those with headers that this process compared, and that are equal."""
 
 
-def is_unchanged(file: PackedFile, now: FileIdentity) -> bool:
-    """Whether the path's file is the one whose header was read, or one with its size and its header.
+def is_unchanged(file: PackedFile, now: FileIdentity, fd: int = -1) -> bool:
+    """Whether the path's file, or an open one, is the one whose header was read, or one with its size and its header.
 
-    `touch`, or a copy that takes its place, changes no byte. That costs one look at the header, with the digests of all
-    rows, and a warning. Files without digests, those of other programs, have to be the same.
+    `touch`, `chmod`, another hard link, or a copy that takes its place, changes no byte. That costs one look at the
+    header, with the digests of all rows, and a warning. Files without digests, those of other programs, have to be the
+    same.
     """
     then = file.identity
-    if then.fits(now) or (then, now) in _equal:
+    if then.fits(now) or now in _equal.get(then, ()):
         return True
-    if file.version is None or then.mtime_ns < 0 or now.size != then.size or not _has_header(file, now):
+    if file.version is None or then.mtime_ns < 0 or now.size != then.size or not _has_header(file, now, fd):
         return False
-    if (then, now) not in _equal:
-        _equal.add((then, now))
+    is_new = then not in _equal
+    _equal.setdefault(then, set()).add(now)
+    if is_new:
         warnings.warn(
-            f"{file.name}: it was touched or copied anew while in use. Its size and its header, with the digests of "
-            f"all rows, are equal, so reading goes on; rows are compared with their digests again unless check=None.",
+            f"{file.name}: it was touched or copied anew while in use, or got another name, link or permissions. Its "
+            f"size and its header, with the digests of all rows, are equal, so reading goes on; rows are compared with "
+            f"their digests again unless check=None.",
             stacklevel=3,
         )
     return True
 
 
-def _has_header(file: PackedFile, now: FileIdentity) -> bool:
-    """Whether the path leads to a file of that identity with the header that was read."""
+def _has_header(file: PackedFile, now: FileIdentity, fd: int) -> bool:
+    """Whether the path leads to a file of that identity with the header that was read, or the descriptor does."""
+    # By its descriptor, as the file may have no name any more: another one got it, which is no change of this one.
+    path = Path(f"/proc/self/fd/{fd}") if fd >= 0 and sys.platform == "linux" else file.path
     try:
-        if FileIdentity.of(os.stat(file.path)) != now:
+        if FileIdentity.of(os.stat(path)) != now:
             return False
         if file.shards is not None:
-            digest = read_header(file.path).header_digest  # which compares it
+            digest = read_header(path).header_digest  # which compares it
         else:
-            with open_hdf5(file.path) as hdf5:
+            with open_hdf5(path, anew=True) as hdf5:
                 digest = header_digest(hdf5)
-        return digest == file.header_digest and FileIdentity.of(os.stat(file.path)) == now
+        return digest == file.header_digest and FileIdentity.of(os.stat(path)) == now
     except (FastloadError, OSError, RuntimeError, ValueError, KeyError, TypeError):  # half of a header
         return False
 
 
-def _check(file: PackedFile, found: tuple[int, int, int, int]) -> FileIdentity:
+def _check(file: PackedFile, found: tuple[int, int, int, int, int], fd: int = -1) -> FileIdentity:
     then = file.identity
     if then.fits(found):
         return then
     now = FileIdentity(*found)
-    if is_unchanged(file, now):
+    if is_unchanged(file, now, fd):
         return now
     if now[:2] != then[:2]:
         what = "it was replaced by another file"
     elif now.size < then.size:
         what = f"it was truncated from {then.size:,} to {now.size:,} bytes"
-    else:
+    elif now[:4] != then[:4]:
         before = f"{then.size:,} bytes and mtime {then.mtime_ns} ns"
         what = f"it was written to: {before}, now {now.size:,} and {now.mtime_ns}"
+    else:
+        what = f"it was written to and its mtime set back: its ctime was {then.ctime_ns} ns, now {now.ctime_ns}"
+        if file.version is None:
+            what = (
+                f"its ctime was {then.ctime_ns} ns, now {now.ctime_ns}. Whoever writes to it and sets its mtime back "
+                f"does that, also `chmod` and hard links, and it has no digests to tell by: `fastload repack` adds them"
+            )
     raise FileChangedError(
         f"{file.name}: changed while in use: {what}. Make a new PackedDataset or FastLoader of it to use the new "
         f"content, and write new files under a new name while training."

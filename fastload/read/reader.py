@@ -14,12 +14,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, OptionError
+from fastload.errors import FastloadError, FormatError, OptionError
 from fastload.format.digests import KEEPS_GIL
-from fastload.format.header import PackedFile
+from fastload.format.header import FileIdentity, PackedFile
 from fastload.format.texts import count_name, is_text, text_lists
 from fastload.read.hdf5_chunks import ChunkedRows
-from fastload.read.identity import HeldOffWriters, check_open, open_checked
+from fastload.read.identity import HeldOffWriters, Result, TouchedError, check_open, open_checked, until_untouched
 from fastload.read.linear import MappedRows, PreadRows, Read, chosen
 from fastload.read.ragged_rows import RaggedReader
 from fastload.read.row_check import Check, RowCheck
@@ -57,17 +57,19 @@ class RowReader:
                 raise OptionError(f"{file.name}: no field {name!r}; it has {', '.join(file.fields)}")
         self._check = RowCheck(file, fields, check) if isinstance(check, str) else check
         if self._check is not None:
+            self._check.begin(file.identity)
             fields = list(dict.fromkeys([*fields, *self._check.needed]))
         self.file = file
         self.fd = open_checked(file)  # valid until `close`
-        self._identity = file.identity  # when rows were compared
+        self._identity, self._is_sparse = file.identity, file.identity.mtime_ns < 0
         # Within it the mapping may be touched, after `check_identity`.
         self.held: HeldOffWriters | nullcontext[None] = nullcontext()
         self._sources: dict[str, MappedRows | PreadRows | ChunkedRows] = {}
         self._ragged: dict[str, RaggedReader] = {}
         try:
             read = chosen(file.path, read)
-            if read == "map" and file.identity.mtime_ns >= 0:  # a sparse file is written to by who fetches its chunks
+            self._is_mapped = read == "map"
+            if read == "map" and not self._is_sparse:  # a sparse file is written to by who fetches its chunks
                 self.held = HeldOffWriters(file, self.fd)
             linear, other = list[str](), list[str]()
             for name in fields:
@@ -104,19 +106,36 @@ class RowReader:
             FormatError: a row cannot be decoded; names its sample.
             FileChangedError: the file was replaced, truncated or written to since its header was read.
         """
-        with self.holding(rows):
-            return self._gathered(rows, outs)
+        try:
+            with self.holding(rows):
+                return self._gathered(rows, outs)
+        except TouchedError:
+            return self.within(rows, lambda: self._gathered(rows, outs))
+
+    def within(self, rows: NDArray[np.int64], work: Callable[[], Result]) -> Result:
+        """Returns what `work` does within `holding` rows, done again where the file was touched meanwhile."""
+
+        def held() -> Result:
+            with self.holding(rows):
+                return work()
+
+        return until_untouched(held)
 
     @contextmanager
     def holding(self, rows: NDArray[np.int64]) -> Iterator[None]:
         """Within it the mapping may be touched where it has these rows, and nobody writes there; may be nested.
 
-        Raises IndexError and FileChangedError as `gather` does.
+        Raises IndexError and FileChangedError as `gather` does; TouchedError, at its end: see `within`.
         """
         check_rows(rows, self.file.num_rows, self.file.name)
         with self.held:
-            self.check_identity()
-            yield
+            before = self.check_before()
+            try:
+                yield
+            except FastloadError:
+                self.check_identity()  # what was damaged may be another file
+                raise
+            self.check_still(before)
 
     def _gathered(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         copied = sum(outs[name].nbytes for name in self._sources if name in outs)
@@ -140,8 +159,7 @@ class RowReader:
 
     def decoded(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Decodes rows of a ragged field, unchecked; returns an array for each: (H, W, C), masks (H, W)."""
-        with self.holding(rows):
-            return self._ragged[name].decoded(rows)
+        return self.within(rows, lambda: self._ragged[name].decoded(rows))
 
     def texts(self, name: str, rows: NDArray[np.int64]) -> list[Any]:
         """Returns the texts of rows, unchecked: a str each, or a list of them; the fields are those of `with_counts`.
@@ -150,9 +168,7 @@ class RowReader:
         """
         fields = {one: self.file.fields[one] for one in with_counts(self.file, [name])}
         arrays = {one: np.empty((len(rows), *field.shape), field.dtype) for one, field in fields.items()}
-        with self.holding(rows):
-            for one, array in arrays.items():
-                self._sources[one].gather(rows, {one: array})
+        self.within(rows, lambda: [self._sources[one].gather(rows, {one: array}) for one, array in arrays.items()])
         return text_lists(arrays.pop(name), *arrays.values())
 
     def ragged(self, name: str) -> RaggedReader:
@@ -167,18 +183,38 @@ class RowReader:
         source = self._sources.get(name)
         return source.rows(name) if isinstance(source, MappedRows) else None
 
-    def check_identity(self) -> None:
+    def check_identity(self) -> FileIdentity:
         """Raises FileChangedError if the file was written to or truncated since its header was read.
 
-        Where its header is equal all the same, rows that were compared with their digests are compared again.
+        Where its header is equal all the same, rows that were compared with their digests are compared again. Returns
+        its identity.
         """
-        # Before every batch: touching a mapping of a truncated file kills the process, and 2 us is little beside a
-        # batch's copy. This sees writes and truncation; another file under the same name leaves the open one as it was.
+        # For every batch: 2 us is little beside its copy. This sees writes and truncation; another file under the same
+        # name leaves the open one as it was.
         identity = check_open(self.file, self.fd)
         if identity != self._identity:
-            self._identity = identity
             if self._check is not None:
-                self._check.forget()
+                self._check.begin(identity)
+            self._identity = identity
+        return identity
+
+    def check_before(self) -> FileIdentity:
+        """Returns the identity of the file, for `check_still`; before a mapping is touched it is looked at first.
+
+        Touching a mapping of a truncated file kills the process. What is read otherwise is looked at only afterwards.
+        """
+        return self.check_identity() if self._is_mapped else self._identity
+
+    def check_still(self, before: FileIdentity) -> None:
+        """Raises FileChangedError or TouchedError if the file was written to before rows were copied, or meanwhile.
+
+        Rows that were compared before are not when they are copied again, so nobody else would see it.
+        """
+        # Whoever has the file open for writing can write to it while it is mapped, too; a sparse one others fill.
+        if self._is_mapped and (self._is_sparse or (isinstance(self.held, HeldOffWriters) and self.held.holds)):
+            return
+        if self.check_identity() != before:
+            raise TouchedError(f"{self.file.name}: was touched while rows were copied. Read them again.")
 
     def close(self) -> None:
         """Closes what it opened; no gather may be running. Calling it again does nothing."""

@@ -13,8 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError
-from fastload.format.digests import DIGEST_FIELDS, KEEPS_GIL, pixel_digests, row_digest, row_digests
-from fastload.format.header import PIXEL_FIELDS, PackedFile
+from fastload.format.digests import (
+    BLOCK_ROWS,
+    DIGEST_FIELDS,
+    KEEPS_GIL,
+    block_digests,
+    pixel_digests,
+    row_digest,
+    row_digests,
+)
+from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, with_digests
 from fastload.format.ragged import JPEG
 from fastload.images.decode_part import decode_row
 from fastload.read.hdf5_chunks import ChunkedRows
@@ -31,12 +39,65 @@ PART_BYTES = 2**21
 """Copied and hashed at a time. Rows of 116 KB in batches of 256, one thread: 9.8 us a row copied and hashed in parts of
 1, 2 or 3 MiB, 6.3 copied alone. Hashed after the whole batch was copied it took 1.3 times as long as in parts."""
 
+_NONE = np.empty(0, np.intp)
+_MOST_BLOCKS = 2**24 // BLOCK_ROWS  # of digests that are kept of a dataset, 128 MiB
+
+
+class _Seen:
+    """Which rows were compared since the file was opened or touched: a bit for each, and whether all were."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.bits = np.packbits(np.arange(-(-num_rows // 8) * 8) >= num_rows, bitorder="little")
+        self.all, self.any_new = False, False
+
+
+class _KnownDigests:
+    """The digests of rows in one dataset, which are those that were compared with the header when it was read.
+
+    They are read in blocks when a row needs one, compared with what was kept of each block, and kept themselves: 8
+    bytes a row that somebody reads, up to 2**24 rows. Any thread may call it.
+
+    Of 10**7 rows, opening keeps 40 KB, which a pickle takes along; the digests of pixels and columns, 160 MB, would be
+    kept by each process, or read and hashed again by each worker in 0.1 s (0.3 to 0.8 s with what else opening reads).
+    Batches of 256 random rows, which touch each block, load all of them with the first ten, 50 ms later than before.
+    """
+
+    def __init__(self, file: PackedFile, name: str) -> None:
+        assert file.digests is not None, "of a header that was compared"
+        self._name, self._num_rows, self._blocks = name, file.num_rows, file.digests[name]
+        self.drop()
+
+    def drop(self) -> None:
+        """Gives back the memory of the digests that were read."""
+        # Memory that is not written to takes none.
+        self._kept = np.empty(self._num_rows, np.uint64), np.zeros(len(self._blocks), np.bool_)
+
+    def of(self, rows: NDArray[np.int64], sources: Sources) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+        """Returns the digests of rows, uint64 (n,), and which of them are others than the header said, by position."""
+        values, there = self._kept
+        numbers = rows // BLOCK_ROWS
+        known = there[numbers]
+        if known.all():
+            return values[rows], _NONE
+        for number in np.unique(numbers[~known]).tolist():
+            first = number * BLOCK_ROWS
+            some = np.arange(first, min(first + BLOCK_ROWS, self._num_rows))
+            read = np.empty(len(some), np.uint64)
+            sources[self._name].gather(some, {self._name: read})
+            if block_digests(read)[0] == self._blocks[number]:
+                values[first : first + len(read)] = read
+                there[number] = True
+        found = values[rows], np.flatnonzero(~there[numbers])
+        if np.count_nonzero(there) > _MOST_BLOCKS:
+            self.drop()
+        return found
+
 
 class RowCheck:
     """Compares the rows of batches with their digests. Any thread may call it, also after a fork.
 
     Args:
-        file: written by fastload.
+        file: written by fastload; its header is compared with what was packed, if that was not done.
         fields: names of those that are read of it, one or more.
         check: "first" keeps a bit for each row.
 
@@ -45,39 +106,46 @@ class RowCheck:
     """
 
     def __init__(self, file: PackedFile, fields: Sequence[str], check: Check) -> None:
-        self._file = file
-        pixels = any(name in PIXEL_FIELDS for name in fields)
-        self._pixels = [name for name in PIXEL_FIELDS if pixels and name in file.fields]
-        # The index of ragged rows is among the columns. One digest is of them all, so that all of them are read.
-        of_ragged = any(file.fields[name].ragged is not None for name in self._pixels)
-        asked = [name for name in fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS)]
-        others = [name for name in file.fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS, *asked)]
-        self._columns = [*asked, *others] if asked or of_ragged else []
-        self.needed = [*self._pixels, *self._columns, *["digest"] * bool(self._pixels)]
-        self.needed += ["digest_fields"] * bool(self._columns)
-        self._seen: NDArray[np.uint8] | None = None  # a bit for each row; None: all of them are compared
+        self._file = file = file if file.digests is not None else with_digests(file)
+        self._pixels, self._columns = _compared(file, fields)
+        self.needed = fields_needed(file, fields)
+        self._digests = {name: _KnownDigests(file, name) for name in DIGEST_FIELDS if name in self.needed}
         self._remembers = check == "first"
-        self.forget()
+        self._seen: _Seen | None = None  # None: all rows are compared
+        self._identity: FileIdentity | None = None  # when rows were compared
+        self.begin(file.identity)
 
-    def forget(self) -> None:
-        """Lets all rows be compared again, since the file was touched."""
+    def begin(self, identity: FileIdentity) -> None:
+        """Lets all rows be compared again if the file is not of the same identity as when it was called last."""
+        if identity == self._identity:
+            return
         if self._remembers:
-            num_rows = self._file.num_rows
-            self._seen = np.packbits(np.arange(-(-num_rows // 8) * 8) >= num_rows, bitorder="little")
-        self.all_seen, self._any_new = False, False
+            # Anew: a thread that compares what was there before may still note so in the other.
+            self._seen = _Seen(self._file.num_rows)
+        self._identity = identity
+
+    @property
+    def all_seen(self) -> bool:
+        """Whether all rows were compared, and none is to be again."""
+        return self._seen is not None and self._seen.all
+
+    def drop(self) -> None:
+        """Gives back the memory of digests, which are read again when a row needs them."""
+        for digests in self._digests.values():
+            digests.drop()
 
     def due(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns which of a batch's rows, int64 (B,), are to be compared: their positions in it, ascending."""
         seen = self._seen
         if seen is None:
             return np.arange(len(rows))
-        if self.all_seen or not len(rows):
+        if seen.all or not len(rows):
             return np.empty(0, np.int64)
         parts = (rows[first : first + KEEPS_GIL] for first in range(0, len(rows), KEEPS_GIL))
-        found = [np.flatnonzero(~(seen[part >> 3] >> (part & 7)) & 1) for part in parts]
+        found = [np.flatnonzero(~(seen.bits[part >> 3] >> (part & 7)) & 1) for part in parts]
         due = np.concatenate([at + number * KEEPS_GIL for number, at in enumerate(found)])
-        if self._any_new and not len(due):
-            self._any_new, self.all_seen = False, bool((seen == 255).all())
+        if seen.any_new and not len(due):
+            seen.any_new, seen.all = False, bool((seen.bits == 255).all())
         return due
 
     def gather(
@@ -93,14 +161,16 @@ class RowCheck:
         DamagedRowError: some are not what was packed, or cannot be decoded; it has the numbers of all of them.
         """
         wrong: dict[int, str] = {}  # position -> why
+        seen = self._seen
         if self._columns:
             different = self._different_columns(rows[due], sources)
             wrong = dict.fromkeys(due[different].tolist(), _differs(self._columns))
         for name in outs.keys() & sources.keys() - {*self._pixels}:
             sources[name].gather(rows, {name: outs[name]})
         if self._pixels:
-            expected = np.empty(len(due), np.uint64)
-            sources["digest"].gather(rows[due], {"digest": expected})
+            expected, unknown = self._digests["digest"].of(rows[due], sources)
+            if len(unknown):
+                wrong |= dict.fromkeys(due[unknown].tolist(), _differs(self._pixels))
             parts = self._parts(len(rows), len(due), sources)
             ends = np.searchsorted(due, [part.stop for part in parts]).tolist()
             for part, begin, end in zip(parts, [0, *ends], ends, strict=False):
@@ -113,7 +183,10 @@ class RowCheck:
             error = sample_error(self._file, int(rows[first]), wrong[first] + more)
             error.rows = numbers
             raise error
-        self._note(rows[due])
+        if seen is not None and len(due):
+            # Two threads at once may forget some, which are compared again.
+            np.bitwise_or.at(seen.bits, rows[due] >> 3, (1 << (rows[due] & 7)).astype(np.uint8))
+            seen.any_new = True
 
     def _parts(self, count: int, num_due: int, sources: Sources) -> list[slice]:
         """Returns the parts of a batch to read at a time: it all where that is one call, or few rows are compared."""
@@ -190,20 +263,30 @@ class RowCheck:
     def _different_columns(self, rows: NDArray[np.int64], sources: Sources) -> NDArray[np.bool_]:
         """Returns of each row whether what is no pixel differs from its digest."""
         values: dict[str, NDArray[Any]] = {}
-        for name in (*self._columns, "digest_fields"):
+        for name in self._columns:
             field = self._file.fields[name]
             values[name] = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
             sources[name].gather(rows, {name: values[name]})
-        expected: NDArray[np.uint64] = values.pop("digest_fields")
+        expected, unknown = self._digests["digest_fields"].of(rows, sources)
         different: NDArray[np.bool_] = row_digests(values) != expected
+        different[unknown] = True
         return different
 
-    def _note(self, rows: NDArray[np.int64]) -> None:
-        """Remembers that rows are what was packed. Two threads at once may forget some, which are compared again."""
-        if self._seen is None or not len(rows):
-            return
-        np.bitwise_or.at(self._seen, rows >> 3, (1 << (rows & 7)).astype(np.uint8))
-        self._any_new = True
+
+def _compared(file: PackedFile, fields: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the fields that the digests of pixels and those of columns are of, where fields are compared."""
+    pixels = [name for name in PIXEL_FIELDS if name in file.fields and any(one in PIXEL_FIELDS for one in fields)]
+    # The index of ragged rows is among the columns. One digest is of them all, so that all of them are read.
+    of_ragged = any(file.fields[name].ragged is not None for name in pixels)
+    asked = [name for name in fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS)]
+    others = [name for name in file.fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS, *asked)]
+    return pixels, [*asked, *others] if asked or of_ragged else []
+
+
+def fields_needed(file: PackedFile, fields: Sequence[str]) -> list[str]:
+    """Returns the names of all datasets that are read where these fields are compared."""
+    pixels, columns = _compared(file, fields)
+    return [*pixels, *columns, *["digest"] * bool(pixels), *["digest_fields"] * bool(columns)]
 
 
 def _differs(names: Sequence[str]) -> str:

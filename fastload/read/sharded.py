@@ -19,12 +19,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import DamagedRowError, OptionError
-from fastload.format.header import PackedFile, check_header, open_hdf5, read_shard
+from fastload.errors import DamagedRowError, FastloadError, OptionError
+from fastload.format.header import FileIdentity, PackedFile, read_shard
 from fastload.format.shards import split_of
+from fastload.read.identity import until_untouched
 from fastload.read.linear import MappedShards, Read, addresses_of, as_rows, chosen
 from fastload.read.reader import RowReader, check_rows
-from fastload.read.row_check import Check, RowCheck
+from fastload.read.row_check import Check, RowCheck, fields_needed
 from fastload.read.sharded_ragged import ShardedRagged, ShardPart
 from fastload.remote.cache import DiskFullError
 from fastload.remote.fetch import ChunkFetcher
@@ -84,7 +85,7 @@ class ShardedReader(RowReader):
         self._remote = cast("RemoteShards | None", file.remote)
         self.fetcher = self._remote.current() if self._remote is not None else None  # that open shards are held by
         self._reopening = False
-        needed = RowCheck(file, fields, check).needed if check is not None else fields
+        needed = fields_needed(file, fields) if check is not None else fields
         self._chunked = [name for name in needed if self._remote is not None and name in self._remote.table.fields]
 
     def parts(self, rows: NDArray[np.int64]) -> list[ShardPart]:
@@ -166,6 +167,8 @@ class ShardedReader(RowReader):
     def _closed(self, reader: RowReader, number: int) -> None:
         """Closes the reader of a shard."""
         reader.close()
+        if number in self._checks:
+            self._checks[number].drop()
         if self.fetcher is not None:
             self.fetcher.release(self._header(number))
 
@@ -238,8 +241,6 @@ class ShardedReader(RowReader):
     def _opened_here(self, number: int) -> RowReader:
         header = read_shard(self.file, number)
         if self._check_option is not None and number not in self._checks:
-            with open_hdf5(header.path) as hdf5:
-                check_header(header, hdf5)
             self._checks[number] = RowCheck(header, self._fields, self._check_option)
         reader = RowReader(header, self._fields, self._read, check=self._checks.get(number), **self._options)
         if self._joined is not None:
@@ -253,6 +254,9 @@ class ShardedReader(RowReader):
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies rows into the arrays given, as `RowReader.gather`; messages name shards and their rows."""
         check_rows(rows, self.file.num_rows, self.file.name)
+        return until_untouched(lambda: self._gathered(rows, outs))
+
+    def _gathered(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         copied, most = 0, self._most_open
         known = {name: out for name, out in outs.items() if name in self.file.fields}
         shard, there = self.shards.locate(rows)
@@ -325,28 +329,30 @@ class ShardedReader(RowReader):
 
     def decoded(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Decodes rows of a ragged field, unchecked; returns an array for each: (H, W, C), masks (H, W)."""
-        with self.holding(rows):
-            return self._ragged[name].decoded(rows)
+        return self.within(rows, lambda: self._ragged[name].decoded(rows))
 
     def texts(self, name: str, rows: NDArray[np.int64]) -> list[Any]:
         """Returns the texts of rows, unchecked, as `RowReader.texts`."""
         check_rows(rows, self.file.num_rows, self.file.name)
         found: list[Any] = [None] * len(rows)
         for part in self.parts(rows):
-            with self.holding_of(part.shard, part.rows):
-                for at, texts in zip(part.at.tolist(), self._open[part.shard].texts(name, part.rows), strict=True):
-                    found[at] = texts
+            for at, texts in zip(part.at.tolist(), self._texts_of(part, name, rows[part.at]), strict=True):
+                found[at] = texts
         return found
+
+    def _texts_of(self, part: ShardPart, name: str, rows: NDArray[np.int64]) -> list[Any]:
+        return self.within(rows, lambda: self._open[part.shard].texts(name, part.rows))
 
     def mapped(self, name: str) -> NDArray[np.uint8] | None:
         """Returns all rows of a field as one array, uint8 (N, row_bytes), read-only; None where they are not one."""
         return self._joined.rows if self._joined is not None and name == "images" else None
 
-    def check_identity(self) -> None:
+    def check_identity(self) -> FileIdentity:
         """Raises FileChangedError if an open shard is not what it was when its header was read."""
         with self._locked():
             for reader in self._open.values():
                 reader.check_identity()
+        return self.file.identity
 
     def close(self) -> None:
         """Closes what it opened; no gather may be running. Calling it again does nothing."""
@@ -368,7 +374,7 @@ class _Holding(AbstractContextManager[None]):
     ) -> None:
         self._reader, self._numbers = reader, numbers
         self._rows = shard[: len(there)], there
-        self._held: list[Any] = []
+        self._held: list[tuple[RowReader, FileIdentity]] = []  # with the identity of its file when it was held
         self._fetcher: ChunkFetcher | None = None  # that holds the chunks
         self._chunks: list[int] = []
         self._thread = 0
@@ -388,8 +394,8 @@ class _Holding(AbstractContextManager[None]):
         try:
             for one in readers:
                 one.held.__enter__()
-                self._held.append(one.held)
-                one.check_identity()
+                self._held.append((one, one.file.identity))
+                self._held[-1] = one, one.check_before()
             if (fetcher := self._reader.fetcher) is not None and len(self._rows[1]):
                 chunks = self._reader.chunks_of(*self._rows)
                 self._reader.check_held(chunks)
@@ -397,17 +403,24 @@ class _Holding(AbstractContextManager[None]):
                 fetcher.hold(chunks)
                 lap(NETWORK)
                 self._fetcher, self._chunks = fetcher, chunks
-        except BaseException:
-            self.__exit__()
+        except BaseException as exc:
+            self.__exit__(type(exc))
             raise
 
-    def __exit__(self, *_: object) -> None:
-        if self._fetcher is not None:
-            self._fetcher.release(self._chunks)
-            self._fetcher = None
-        while self._held:
-            self._held.pop().__exit__(None, None, None)
-        self._reader.released(self._numbers, self._thread)
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        try:
+            for one, before in self._held:
+                if kind is None:
+                    one.check_still(before)
+                elif issubclass(kind, FastloadError):
+                    one.check_identity()  # what was damaged may be another file
+        finally:
+            if self._fetcher is not None:
+                self._fetcher.release(self._chunks)
+                self._fetcher = None
+            while self._held:
+                self._held.pop()[0].held.__exit__(None, None, None)
+            self._reader.released(self._numbers, self._thread)
 
 
 def open_rows(file: PackedFile, fields: Sequence[str], read: Read = "auto", **options: Any) -> RowReader:

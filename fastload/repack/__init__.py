@@ -22,13 +22,14 @@ import xxhash
 
 from fastload.errors import OptionError, OutputError, SourceError, typed
 from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, parse_codec
-from fastload.format.columns import open_columns
 from fastload.format.header import PackedFile, read_header
 from fastload.format.writer import CHUNK_BYTES, dump_options
 from fastload.pack import PackJob, PackOptions, PackReport, pack_listing
 from fastload.pack.journal import source_table
 from fastload.pack.pack_options import EncodingOption, Progress, is_joined, of_file_options
 from fastload.read.checked import close_readers, has_ragged
+from fastload.read.columns import open_columns
+from fastload.read.identity import check_path
 from fastload.remote.opening import FileName, local_path, open_packed
 from fastload.remote.options import is_url
 from fastload.repack.merge import list_merged
@@ -242,6 +243,7 @@ def append_images(
     said = json.loads(kept.read_text())
     skipped, warned = (tuple(map(tuple, said[name])) for name in ("skipped", "warned"))
     added = read_header(more).num_rows
+    check_path(file)  # its names were compared, maybe hours ago
     try:
         joined = list_merged([output, more], skip_damaged=on_error == "skip")
     except SourceError as exc:

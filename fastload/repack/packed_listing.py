@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, MissingFileError, OptionError, SourceError, typed
+from fastload.errors import FastloadError, FormatError, MissingFileError, OptionError, SourceError, typed
 from fastload.format.codecs import load_filters
-from fastload.format.columns import open_columns
 from fastload.format.digests import DIGEST_FIELDS, row_digests
-from fastload.format.header import PIXEL_FIELDS, PackedFile, check_header, open_hdf5, read_header, read_shard
+from fastload.format.header import PIXEL_FIELDS, PackedFile, by_block, check_header, open_hdf5, read_header, read_shard
 from fastload.format.ragged import Column, index_names
+from fastload.read.columns import open_columns
 from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Arrays, Listing, Masks, first_few, require_unique
 from fastload.system.text import text_of
@@ -42,8 +42,8 @@ def list_packed(path: str | Path | PackedFile, damaged: list[int] | None = None)
     file = path if isinstance(path, PackedFile) else read_header(path)
     with open_columns(file) as hdf5:
         try:
-            if file.shards is None:
-                check_header(file, hdf5)
+            digests = check_header(file, hdf5) if file.shards is None else {}
+            file = replace(file, digests=by_block(digests)) if digests else file
             others = [str(name) for name in hdf5 if name not in file.fields]  # bytes where they are not UTF-8
             if lost := [name for name in ("labels", "masks") if name in others]:
                 raise FormatError(
@@ -53,8 +53,10 @@ def list_packed(path: str | Path | PackedFile, damaged: list[int] | None = None)
             names = [name for name in file.fields if name not in PIXEL_FIELDS]
             for name in names if file.shards is None else ():
                 load_filters(file.path, name, hdf5[name])
-            values = {name: hdf5[name][()] for name in names}
+            values = {name: hdf5[name][()] for name in names} | digests
         except (OSError, RuntimeError) as exc:  # h5py, where a filter or a checksum fails
+            if isinstance(exc, FastloadError):
+                raise
             raise FormatError(f"{file.path}: its fields cannot be read ({exc}). Copy the file again.") from exc
     keys = _keys(file, values)
     if file.version is not None:
@@ -209,9 +211,11 @@ def _different_rows(file: PackedFile, values: dict[str, NDArray[Any]]) -> NDArra
         there, here = file.shards.rows_of(number)
         shard = read_shard(file, number)
         with open_hdf5(shard.path) as hdf5:
-            check_header(shard, hdf5)
-            different = row_digests({name: hdf5[name][()] for name in names}) != hdf5["digest_fields"][()]
+            digests = check_header(shard, hdf5)
+            different = row_digests({name: hdf5[name][()] for name in names}) != digests["digest_fields"]
         wrong.append(here[different[there]])
+        for name, known in digests.items():
+            values[name][here] = known[there]
     return np.sort(np.concatenate(wrong))
 
 

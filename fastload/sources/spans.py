@@ -60,17 +60,26 @@ def ranges_of(reader: object, indices: NDArray[np.integer[Any]], *, heads: bool)
 
 @dataclass(frozen=True)
 class ListedFile:
-    """A file as it was when it was listed."""
+    """A file as it was when it was listed.
+
+    Where pieces of it lie was found out then. So another ctime, which whoever writes to it cannot set back, is a
+    change, too, unlike for an image that is a file of its own.
+    """
 
     path: str  # absolute path of the file
     num_bytes: int  # bytes of the file
     mtime_ns: int  # its time of modification
+    ctime_ns: int = -1  # -1: not known, as on another machine, which has a copy
 
     @classmethod
     def of(cls, path: str | Path, status: os.stat_result | None = None) -> ListedFile:
         """Returns the file as it is now, or as it was at an earlier `os.stat`."""
         status = status or os.stat(path)
-        return cls(os.path.abspath(path), status.st_size, status.st_mtime_ns)
+        return cls(os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+    def compact(self) -> ListedFile:
+        """Returns the file for another machine."""
+        return replace(self, ctime_ns=-1)
 
     def require_unchanged(self, fd: int | None = None) -> None:
         """Refuses the file (by its descriptor, if it is open already) if it is gone or its size or time has changed.
@@ -82,10 +91,10 @@ class ListedFile:
             status = os.stat(self.path if fd is None else fd)
         except OSError as exc:
             raise self.gone(exc) from exc
-        if not is_as_listed(status, self.num_bytes, self.mtime_ns):
+        if not is_as_listed(status, self.num_bytes, self.mtime_ns) or self.ctime_ns not in (-1, status.st_ctime_ns):
             raise FileChangedError(
-                f"{self.path}: was written to or replaced since it was listed. Leave it alone while it is read, and "
-                "run again."
+                f"{self.path}: was written to or replaced since it was listed, or got other permissions or a link. "
+                f"Leave it alone while it is read, and run again."
             )
 
     @contextmanager

@@ -477,6 +477,7 @@ def add_to_a_digest(path, number):
     os.utime(path, ns=(1, 1))
 
 
+@pytest.mark.filterwarnings("ignore:.*touched or copied anew")
 def test_an_iteration_that_failed_does_not_pass_for_a_finished_one(tmp_path):
     path = write_random(tmp_path / "a.h5", **WHOLE)
     loader, expected = FastLoader(path, 8, seed=2), rows_of(FastLoader(path, 8, seed=2))

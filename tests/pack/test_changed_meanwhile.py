@@ -17,8 +17,11 @@ from small_trees import archived
 
 from fastload import pack_images
 from fastload.errors import FileChangedError, ImageError, SourceError
+from fastload.pack.plain import from_bytes, to_bytes
 from fastload.sources import spans, tree
+from fastload.sources.layouts import list_source
 from fastload.sources.open_tree import open_tree
+from fastload.sources.spans import ListedFile
 
 OTHER = "was written to or replaced since it was listed"
 
@@ -108,11 +111,24 @@ def test_a_mask_replaced_meanwhile_is_an_error_of_its_image(tmp_path):
     assert report.skipped[0][1] == f"its mask {OTHER}"
 
 
+def touched(path: Path) -> None:
+    os.utime(path, ns=(0, 0))
+
+
+def written_over(path: Path) -> None:
+    """In place, by a file of the same size, whose time is set back."""
+    before = path.stat()
+    with open(path, "r+b") as file:
+        file.write(path.read_bytes())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [touched, written_over])
 @pytest.mark.parametrize("suffix", [".zip", ".tar"])
-def test_an_archive_that_changes_ends_the_pack(tmp_path, suffix):
+def test_an_archive_that_changes_ends_the_pack(tmp_path, suffix, change):
     archive = archived(images(tmp_path / "s"), tmp_path / f"a{suffix}")
     shutil.rmtree(tmp_path / "s")
-    progress = once("reading headers", lambda: os.utime(archive, ns=(0, 0)))
+    progress = once("reading headers", lambda: change(archive))
     with pytest.raises(FileChangedError, match=rf"a\{suffix}: {OTHER}"):
         pack_images(archive, tmp_path / "o.h5", workers=0, on_error="skip", progress=progress, **OPTIONS)
 
@@ -134,3 +150,30 @@ def test_who_writes_during_a_read_is_seen_behind_it(tmp_path, monkeypatch, kind)
     monkeypatch.setattr(spans, "read_bytes", read_slowly)
     with pytest.raises(ImageError if kind == "folder" else FileChangedError, match=OTHER):
         found.files.read(3)
+
+
+@pytest.mark.parametrize("change", [touched, written_over])
+@pytest.mark.parametrize("name", ["images.npy", "a.h5"])
+def test_rows_of_an_array_file_that_changes_are_not_read(tmp_path, name, change):
+    path, pixels = tmp_path / name, np.random.default_rng(0).integers(0, 256, (6, 5, 4, 3), np.uint8)
+    if path.suffix == ".npy":
+        np.save(path, pixels)
+    else:
+        with h5py.File(path, "w") as file:
+            file["images"] = pixels
+    files = list_source(path).files
+    out = np.empty((3, 5, 4, 3), np.uint8)
+    files.read_rows(np.array([4, 0, 1]), out)
+    assert (out == pixels[[4, 0, 1]]).all()
+    change(path)
+    with pytest.raises(FileChangedError, match=OTHER):
+        files.read_rows(np.array([4, 0, 1]), out)
+
+
+def test_a_listed_file_that_goes_to_another_machine_is_compared_without_what_copies_differ_in(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"1")
+    there = from_bytes(to_bytes(ListedFile.of(path)))
+    shutil.copy2(path, tmp_path / "copy")
+    os.replace(tmp_path / "copy", path)
+    there.require_unchanged()

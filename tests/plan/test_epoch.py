@@ -58,6 +58,27 @@ def counted(batches_of_ranks, steps=None):
     )
 
 
+@given(
+    num_rows=st.integers(1, 60),
+    more=st.integers(0, 150),
+    shuffle=SHUFFLES,
+    ends=st.sampled_from(["pad", "exact"]),
+    elastic=st.booleans(),
+)
+def test_ranks_beyond_the_rows_repeat_each_row_as_often_as_any_other(num_rows, more, shuffle, ends, elastic):
+    world_size = num_rows + more
+    plan = EpochPlan(
+        range(num_rows), chunk_rows=7, world_size=world_size, shuffle=shuffle, ends=ends, elastic=elastic, seed=3
+    )
+    (batches,) = zip(*all_batches(plan), strict=True)  # of the one step
+    rows = np.concatenate([batch.rows for batch in batches])
+    assert sum(batch.valid.sum() for batch in batches) == num_rows == batches[0].global_valid
+    assert set(np.bincount(rows, minlength=num_rows)) <= {world_size // num_rows, -(-world_size // num_rows)}
+    if not elastic:  # each time is a draw of its own
+        times = [0 if batch.times is None else int(batch.times[0]) for batch in batches]
+        assert len(set(zip(rows.tolist(), times, strict=True))) == world_size
+
+
 @settings(max_examples=4 * EXAMPLES)
 @given(plan=plans())
 def test_only_the_steps_in_which_shares_end_hold_repeats_which_begin_again_at_the_start_of_the_share(plan):

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from fastload.format.header import FileIdentity
 from fastload.system import syscalls
 
 
@@ -18,7 +19,7 @@ def test_identity_is_that_of_fstat_and_what_was_just_written_is_in_memory(tmp_pa
     os.utime(path, ns=(1, 1_700_000_000_123_456_789))
     with open(path, "rb") as file:
         stat = os.fstat(file.fileno())
-        assert syscalls.identity_of(file.fileno()) == (stat.st_dev, stat.st_ino, 12345, stat.st_mtime_ns)
+        assert syscalls.identity_of(file.fileno()) == FileIdentity.of(stat)
         # What was just written is in memory; where nothing can be asked, nothing is known.
         assert syscalls.is_resident(file.fileno(), 12000) in ((True, None) if with_statx else (None,))
     with pytest.raises(OSError, match="descriptor"):

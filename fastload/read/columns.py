@@ -12,17 +12,21 @@ from numpy.typing import NDArray
 from fastload.format.header import PackedFile, read_shard
 from fastload.format.shards import split_of
 from fastload.format.valid import open_hdf5
+from fastload.read.identity import check_path
 
 
 @contextmanager
 def open_columns(file: PackedFile) -> Iterator[Mapping[str, Any]]:
     """Opens a file for reading datasets other than pixels: `columns[name][()]`, and slices or numbers of rows.
 
-    Those of an index are read from its shards, as `ShardedColumn`s.
+    Those of an index are read from its shards, as `ShardedColumn`s. FileChangedError: it is not, or at the end not any
+    more, the file whose header was read.
     """
     if file.shards is None:
         with open_hdf5(file.path) as hdf5:
+            check_path(file)
             yield hdf5
+            check_path(file)
     else:
         yield {name: ShardedColumn(file, name) for name in file.fields}
 
@@ -52,7 +56,7 @@ class ShardedColumn:
             first, stop = int(wanted.min()), int(wanted.max()) + 1
             remote = self._index.remote
             held = remote.holding_rows(number, self._name, first, stop) if remote is not None else nullcontext()
-            with held, open_hdf5(read_shard(self._index, number).path) as hdf5:
+            with held, open_columns(read_shard(self._index, number)) as hdf5:
                 found[here] = hdf5[self._name][(slice(first, stop), *rest)][wanted - first]
         if self._name == "split":
             found = split_of(self._index.splits, np.atleast_1d(rows)).astype(self.dtype)
