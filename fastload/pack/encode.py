@@ -26,7 +26,7 @@ from fastload.format.ragged import JPEG, RAW, ZSTD, EncodedRow
 from fastload.images.decode import decode_image, decode_mask, read_mask
 from fastload.images.fit import Fit, Target, resample_mask, resample_pixels
 from fastload.images.image_header import ImageHeader, header_of_pixels, plain_jpeg, probe_image, upright_size
-from fastload.images.jpeg import scan_jpeg
+from fastload.images.jpeg import check_scans, scan_jpeg
 from fastload.pack.decisions import RaggedPlan, jpegs_kept_and_made
 from fastload.remote.ranges import ObjectRange, announce
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
@@ -349,6 +349,8 @@ class RowEncoder:
             or (1 if frame.components == 1 else 3) != header["channels"]
         ):
             raise ImageError("is another file now than when its header was read")
+        if frame.scan is None:
+            check_scans(data)
         ended = data.endswith(_END_OF_IMAGE) or data.find(_END_OF_IMAGE, data.rfind(_SCAN)) >= 0
         if ended and not self._strict and data.find(_ZEROS, frame.scan.begins if frame.scan else 0) < 0:
             return data, ""
