@@ -1,8 +1,8 @@
 """JPEGs of all processes through every way that reads one: each must end in a result or a FastloadError, never a crash.
 
-    python tests/faults/jpeg_ways.py            # all of `jpeg_processes.all_names`, through each of WAYS
-    python tests/faults/jpeg_ways.py --files 60 # a sample
-    python tests/faults/jpeg_ways.py --under /tmp/asan   # under AddressSanitizer, as `build_asan.py /tmp/asan` made it
+    python tests/jpeg_ways.py            # all of `jpeg_processes.all_names`, through each of WAYS
+    python tests/jpeg_ways.py --files 60 # a sample
+    python tests/jpeg_ways.py --under /tmp/asan   # under AddressSanitizer, as `faults/build_asan.py /tmp/asan` made it
 
 A child does the work, and says what it is at; where it dies, another goes on behind that. At the end one line says how
 many files and ways there were, and how many crashes; the exit code is 1 if there was any.
@@ -113,6 +113,7 @@ def whole_commands(names: list[str], folder: Path) -> Iterator[str]:
 
     source = folder / "source"
     source.mkdir()
+    names = [*names, "sof0-8-221111"]
     for name in names:
         (source / f"{name}.jpg").write_bytes(made(name))
     for store, strict in (("raw", True), ("jpeg", False), ("source", True)):
@@ -122,7 +123,7 @@ def whole_commands(names: list[str], folder: Path) -> Iterator[str]:
             source, path, store=store, mode="rgb", size=32 if store == "raw" else None, on_error="skip", workers=2,
             strict=strict,
         )  # fmt: skip
-        assert report.num_samples, "some are ordinary"
+        assert report.num_samples, "the last one is ordinary"
         yield f"verify of {store}"
         assert verify_file(path).ok
     # Files of which packing keeps few bytes as they are; somebody else may have written them.
@@ -175,7 +176,7 @@ def run(names: list[str], under: Path | None, ways: Sequence[str] = tuple(WAYS),
     `commands`: whole commands follow, of all files together. `under`: as `--under`.
     """
     here = Path(__file__).resolve()
-    folders = [here.parent, here.parents[1], here.parents[2] / "tools", here.parents[2]]
+    folders = [here.parent, here.parents[1] / "tools", here.parents[1]]
     first = [under / "packages"] if under is not None else []
     around = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*first, *folders]))}
     if under is not None:
@@ -231,8 +232,9 @@ def main() -> None:
         child(options.report, names, options.child, options.ways, commands=options.commands)
         return
     wrong: list[str] = []
-    for first in range(0, len(names), 1000):  # words of a command are limited
-        wrong += run(names[first : first + 1000], options.under, options.ways)
+    parts = -(-len(names) // 1000)  # words of a command are limited
+    for first in range(parts):
+        wrong += run(names[first::parts], options.under, options.ways)
     print("\n---\n".join(wrong))
     print(f"{len(names)} files, {len(options.ways)} ways and 11 commands: {len(wrong)} crashes or other findings")
     raise SystemExit(bool(wrong))
