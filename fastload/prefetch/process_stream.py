@@ -171,7 +171,9 @@ class ProcessFeed:
         try:
             number, result = self._workers.result(waits_for.worker if waits_for is not None else None, left)
         except DeadWorkerError as error:
-            self._succeed(error)
+            assert self._sender is not None, "it died at a request"
+            with self._sender.sending:
+                self._succeed(error)
             return
         asked = self._asked.pop(number)
         if isinstance(result, Exception):

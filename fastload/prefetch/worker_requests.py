@@ -47,12 +47,12 @@ class Sender:
     def __init__(self, workers: Workers, control: SharedMemory, options: Resolved) -> None:
         self._workers, self._control, self._options = workers, control, options
         self._told: set[int] = set()  # workers that know the layout
-        self._sending = threading.Lock()
+        self.sending = threading.RLock()  # held while a request is sent, and while workers are replaced
         self.layout: SampleLayout | None = None  # of the slots
 
     def replace(self, workers: Workers, asked: Iterable[Asked]) -> None:
         """Sends requests to these workers from now on, and those again that were sent before."""
-        with self._sending:
+        with self.sending:
             self._workers = workers
             self._told.clear()
             for one in asked:
@@ -69,7 +69,7 @@ class Sender:
         return int(place_in_batch(self._control, asked.slot.number, self._options.plan.batch_size)[0])
 
     def __call__(self, asked: Asked, group: Group, _: int | None) -> None:
-        with self._sending:
+        with self.sending:
             self._send(asked, group)
 
     def _send(self, asked: Asked, group: Group) -> None:

@@ -333,18 +333,23 @@ AVX2 static void mean_of_columns_avx2(const uint8_t *one, const uint8_t *two, co
     const __m256i bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
     for (int64_t x = 0; x < axis->count; x++) {
         const int16_t *weights = axis->weights + x * axis->stride;
+        const int16_t *stop = weights + axis->taps[x]; /* behind at least one */
         int64_t at = axis->first[x] * 3;
         __m256i sum = half;
-        for (int64_t k = 0; k < axis->taps[x]; k += 4, at += 12) {
+        do {
             __m256i pixels = _mm256_inserti128_si256(
                 _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(one + at))),
                 _mm_loadu_si128((const __m128i *)(two + at)), 1);
-            int32_t pairs[2]; /* of weights */
-            memcpy(pairs, weights + k, sizeof pairs);
-            __m256i two_weights = _mm256_set1_epi32(pairs[0]), next_weights = _mm256_set1_epi32(pairs[1]);
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, first), two_weights));
+            float these, next; /* pairs of weights: as floats each is loaded into all lanes at once */
+            memcpy(&these, weights, sizeof these);
+            memcpy(&next, weights + 2, sizeof next);
+            __m256i these_weights = _mm256_castps_si256(_mm256_set1_ps(these));
+            __m256i next_weights = _mm256_castps_si256(_mm256_set1_ps(next));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, first), these_weights));
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, second), next_weights));
-        }
+            weights += 4;
+            at += 12;
+        } while (weights < stop);
         sum = _mm256_shuffle_epi8(_mm256_sra_epi32(sum, shift), bytes);
         int32_t a = _mm_cvtsi128_si32(_mm256_castsi256_si128(sum));
         int32_t b = _mm_cvtsi128_si32(_mm256_extracti128_si256(sum, 1));
