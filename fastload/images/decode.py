@@ -52,7 +52,15 @@ from fastload.images.image_header import (
     png_without_tail,
     upright_size,
 )
-from fastload.images.jpeg import JpegHead, has_libjpeg, libjpeg_warning, run_libjpeg, scan_jpeg
+from fastload.images.jpeg import (
+    JpegHead,
+    check_scans,
+    has_libjpeg,
+    is_scaled,
+    libjpeg_warning,
+    run_libjpeg,
+    scan_jpeg,
+)
 from fastload.images.sixteen_bit import deep_gray, deep_pixels, is_gray_alpha, ppm_pixels, read_low_bytes, tile_of
 from fastload.system.text import format_bytes
 
@@ -175,6 +183,8 @@ def _decode_jpeg(data: bytes, head: JpegHead, target: Target, out: NDArray[Any])
     if components == 4:
         return False
     check_size(height, width)
+    if head.scan is None:
+        check_scans(data)
     luma = components > target.channels
     direct = head.orientation == 1 and not luma and (height, width, out.dtype) == (*out.shape[:2], _UINT8)
     if not direct and target.fit is None:
@@ -245,7 +255,7 @@ def _loaded(data: bytes, target: Target | None = None) -> Iterator[_Loaded]:
             size = f" of {image.width}x{image.height} pixels"
             _, _, bits = kind_of(image, data)
             largest, full, factor = _largest_value(image), (image.height, image.width), 1
-            if target is not None and is_large(*full) and isinstance(image, JpegImageFile):
+            if target is not None and is_large(*full) and isinstance(image, JpegImageFile) and is_scaled(data):
                 wanted = _shrinking(*full, orientation_of(image), target)
                 if wanted > 1 and image.draft(image.mode, (full[1] // wanted, full[0] // wanted)) is not None:
                     factor = wanted

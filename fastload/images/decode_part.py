@@ -25,7 +25,7 @@ from fastload.format.codecs import decompress_zstd
 from fastload.format.ragged import JPEG, RAW
 from fastload.images.decode import decode_unturned, upright
 from fastload.images.image_header import is_large, large_images, upright_size
-from fastload.images.jpeg import JpegHead, cut_rows, has_libjpeg, run_libjpeg, scan_jpeg
+from fastload.images.jpeg import JpegHead, check_scans, cut_rows, has_libjpeg, run_libjpeg, scan_jpeg
 
 Data = bytes | memoryview
 _Scratch = NDArray[np.uint8] | None
@@ -213,8 +213,13 @@ def offset_in(memory: NDArray[np.uint8], pixels: NDArray[np.uint8]) -> int:
 
 
 def _head_for_libjpeg(data: Data, channels: int) -> JpegHead | None:
-    """Returns the head of a JPEG; None if Pillow has to decode it: odd ones, CMYK, colour that is to become gray."""
+    """Returns the head of a JPEG; None if Pillow has to decode it: odd ones, CMYK, colour that is to become gray.
+
+    Raises ImageError for one of too many scans.
+    """
     head = scan_jpeg(data)
+    if head is not None and head.scan is None:
+        check_scans(data)
     return None if head is None or head.components == 4 or head.components > channels else head
 
 

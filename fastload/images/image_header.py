@@ -25,7 +25,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from fastload.errors import ImageError
-from fastload.images.jpeg import JpegHead, scan_jpeg
+from fastload.images.jpeg import JpegHead, check_scans, scan_jpeg
 from fastload.images.sixteen_bit import is_deep_colour, tile_of
 
 KINDS = {8: {1: "L", 3: "RGB", 4: "RGBA"}, 16: {1: "I;16", 3: "RGB;16", 4: "RGBA;16"}}
@@ -176,7 +176,7 @@ def plain_jpeg(head: JpegHead | None) -> int:
 
 
 def open_image(data: bytes) -> ImageFile.ImageFile:
-    """Opens a file's bytes with Pillow and checks the size; pixels are not loaded.
+    """Opens a file's bytes with Pillow and checks the size, and a JPEG's scans; pixels are not loaded.
 
     Call within `pillow_silenced`. Raises ImageError or whatever the plugin raises.
     """
@@ -190,6 +190,8 @@ def open_image(data: bytes) -> ImageFile.ImageFile:
             raise
         image = Image.open(io.BytesIO(without), formats=_formats())
     check_size(image.height, image.width)
+    if image.format in ("JPEG", "MPO"):
+        check_scans(data)
     return image
 
 

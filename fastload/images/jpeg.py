@@ -15,10 +15,17 @@ import importlib.util
 import math
 import re
 import struct
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fastload.errors import ImageError
+
+MAX_SCANS = 500
+"""Scans of a JPEG that is decoded; encoders write up to some dozens. Each is a pass over the whole image, and takes a
+few bytes: 187 KB with 3,010 of them took minutes. libjpeg-turbo's own fuzzers stop there (native.c has it, too)."""
 
 _SEGMENT = struct.Struct(">BBH")  # 0xFF, marker, length of the segment counted from itself
 _FRAME = struct.Struct(">BHHB")  # sample precision, lines, samples per line, components
@@ -32,6 +39,13 @@ _PROGRESSIVE = 0xC2
 _RESTARTS = 0xDD  # gives the number of MCUs between restart markers
 _PLAIN = frozenset({0xC4, 0xDB, 0xFE, *range(0xE0, 0xF0)})  # tables, comments, application segments
 _SCAN = 0xDA  # entropy-coded data begins behind it
+
+# Of JPEGs that libjpeg scales: baseline, extended and progressive, Huffman or arithmetic coded. It does not scale
+# lossless ones, and releases before 3.1.4 then wrote past memory of the smaller size.
+_SCALED = frozenset({0xC0, 0xC1, 0xC2, 0xC9, 0xCA})
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xCC}  # begin a frame; the others here are tables
+_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # have no segment
+_MARKER = re.compile(rb"\xff+([^\x00\xff])")
 
 _KINDS = 8  # restart markers count from RST0 to RST7 and begin again
 _TAIL = 32  # the last bytes of a file, which usually hold its end marker
@@ -140,6 +154,44 @@ def scan_jpeg(data: bytes | memoryview) -> JpegHead | None:
     return head
 
 
+def _markers(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
+    """Yields each marker that has a segment, and the byte behind it, as libjpeg finds them: up to the image's end."""
+    stop = 2 if data[:2] == b"\xff\xd8" else len(data)
+    while found := _MARKER.search(data, stop):
+        marker, stop = found[1][0], found.end()
+        if marker in _ALONE:
+            continue
+        length = int.from_bytes(data[stop : stop + 2], "big")
+        if marker in (0xD8, 0xD9) or length < 2:
+            return
+        yield marker, stop
+        stop += length
+
+
+def is_scaled(data: bytes | memoryview) -> bool:
+    """Whether libjpeg may be asked to decode a JPEG smaller, by its first frame: an 8-bit one of a process with a DCT.
+
+    Of any other it writes more than it was asked for, or refuses it.
+    """
+    first = next(((marker, at) for marker, at in _markers(data) if marker in _FRAMES or marker == _SCAN), (0, 0))
+    return first[0] in _SCALED and data[first[1] + 2 : first[1] + 3] == b"\x08"
+
+
+def check_scans(data: bytes | memoryview) -> None:
+    """Raises ImageError for a JPEG of more than MAX_SCANS scans; not needed where `JpegHead.scan` is known."""
+    levels = np.frombuffer(data, np.uint8)
+    behind = np.flatnonzero(levels[:-1] == 0xFF) + 1  # a tenth of the time of bytes.count
+    if np.count_nonzero(levels[behind] == _SCAN) <= MAX_SCANS:
+        return
+    # Now without what follows the image, or is in other segments.
+    scans = sum(marker == _SCAN for marker, _ in _markers(data))
+    if scans > MAX_SCANS:
+        raise ImageError(
+            f"has {scans:,} scans, more than the {MAX_SCANS} accepted: each is a pass over the whole image, so that "
+            f"decoding it takes minutes. Made to do that? Else write it anew with fewer: `jpegtran -copy all IN > OUT`"
+        )
+
+
 def has_end(data: bytes | memoryview) -> bool:
     """Whether the end marker is among the last bytes of a JPEG file; one without it may be cut short."""
     return _END in bytes(data[-_TAIL:])
@@ -246,9 +298,10 @@ def has_libjpeg() -> bool:
 def libjpeg_warning(data: bytes) -> str:
     """Returns the first thing that libjpeg warns of in a JPEG that it can decode, such as corrupt data; "" for nothing.
 
-    Decodes gray pixels at an eighth of the size: that passes through all of the data, and takes 0.8 of a decode.
+    Decodes gray pixels at an eighth of the size: that passes through all of the data, and takes 0.8 of a decode. So of
+    JPEGs that are not scaled nothing is known.
     """
-    if not has_libjpeg():
+    if not has_libjpeg() or not is_scaled(data):
         return ""
     import simplejpeg
 
@@ -269,7 +322,7 @@ def run_libjpeg(
     """Decodes a gray or colour JPEG with libjpeg-turbo, not turned upright; what it refuses is left to Pillow.
 
     Args:
-        data: a JPEG file.
+        data: a JPEG file of which `scan_jpeg` returns a head: others are not always scaled.
         shape: (H, W, C) of the pixels, shrunk by the factor; C is not 1 if the file has colours.
         factor: 1, 2, 4 or 8.
         out: C-contiguous memory of so many bytes.

@@ -257,7 +257,9 @@ def _compare_ragged(worker: Worker, task: _Task, stored: CheckedSamples) -> list
     masks = worker.masks if task.plan.masks else None
     from_source = replace(task.plan, option=EncodingOption("source"))
     options = (EncodingOption(), from_source.option, replace(task.plan.option, kind="jpeg"))
-    raw, source, jpeg = (RowEncoder(worker.images, masks, replace(task.plan, option=option)) for option in options)
+    raw, source, jpeg = (
+        RowEncoder(worker.images, masks, replace(task.plan, option=option), begin=worker.begin) for option in options
+    )
     keeps = task.plan.option.kind != "jpeg"
 
     def compare(row: int, sample: int, header: np.void) -> int | str:

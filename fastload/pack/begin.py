@@ -99,7 +99,7 @@ def begin_or_resume(
         raise _cannot_continue(job, _other_images(job, old, headers, why))
     discard(job, found)
     tasks = PackTasks.of(job, survey)
-    _begin(tasks, journal, headers)
+    _begin(tasks, journal, headers, pool)
     return tasks, {}
 
 
@@ -165,12 +165,12 @@ def _resume(tasks: PackTasks, found: JournalContents, pool: PackPool) -> dict[in
             with _changing(path) as fd:
                 os.ftruncate(fd, end_of_rows)
     remove(job.meta)  # Left by a last step that was interrupted; it is made again.
-    _check_space(tasks, records.values())
+    _check_space(tasks, records.values(), pool)
     _reserve(tasks)
     return records
 
 
-def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None) -> None:
+def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None, pool: PackPool) -> None:
     """Starts a new pack: its journal, and its files with the space that is known to be needed."""
     job = tasks.job
     needed = [job.meta]  # Most packs do not make it, but one that has to must not find out at its end.
@@ -183,7 +183,7 @@ def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None) -> None:
                 f"complete. Move it away{',' if replaced else ' or'} choose another output{replaced}."
             )
         remove(path)
-    _check_space(tasks, ())
+    _check_space(tasks, (), pool)
     head = {
         **identity_of(job),
         "plan": repr(tasks.survey.plan),
@@ -283,10 +283,10 @@ def changed_since(job: PackJob, head: Mapping[str, Any], old: NDArray[np.void]) 
     return ""
 
 
-def _check_space(tasks: PackTasks, done: Collection[TaskRecord]) -> None:
+def _check_space(tasks: PackTasks, done: Collection[TaskRecord], pool: PackPool) -> None:
     """Raises OutputError if the disk has too little free space for the rows that are not done."""
     output, survey = tasks.job.output, tasks.survey
-    free, needed = free_bytes(output), tasks.bytes_to_come(done)
+    free, needed = free_bytes(output), tasks.bytes_to_come(done, pool)
     if needed > free:
         error = OutputError(
             f"{output}: needs up to {needed:,} bytes while {survey.num_samples:,} images are packed, {free:,} are "

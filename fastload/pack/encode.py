@@ -26,7 +26,7 @@ from fastload.format.ragged import JPEG, RAW, ZSTD, EncodedRow
 from fastload.images.decode import decode_image, decode_mask, read_mask
 from fastload.images.fit import Fit, Target, resample_mask, resample_pixels
 from fastload.images.image_header import ImageHeader, header_of_pixels, plain_jpeg, probe_image, upright_size
-from fastload.images.jpeg import scan_jpeg
+from fastload.images.jpeg import check_scans, scan_jpeg
 from fastload.pack.decisions import RaggedPlan, jpegs_kept_and_made
 from fastload.remote.ranges import ObjectRange, announce
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
@@ -95,7 +95,17 @@ class Headers(NamedTuple):
     reasons: dict[int, str]
 
 
-def headers_of(images: Files | Pictures | Arrays, masks: Masks | None, samples: NDArray[np.int64]) -> Headers:
+Begin = Callable[[int], None]
+"""Called with a sample before it is read: notes it, or raises ImageError for one that is not to be read."""
+
+
+def _read_any(sample: int) -> None:
+    pass
+
+
+def headers_of(
+    images: Files | Pictures | Arrays, masks: Masks | None, samples: NDArray[np.int64], begin: Begin = _read_any
+) -> Headers:
     """Reads the headers of samples; one whose mask has another size counts as unreadable."""
     found = Headers(np.zeros(len(samples), HEADERS), Counter(), {})
     image_header = _header_reader(images)
@@ -103,6 +113,7 @@ def headers_of(images: Files | Pictures | Arrays, masks: Masks | None, samples: 
     mask_header = None if masks is None else _header_reader(masks.files)
     for at, sample in enumerate(samples.tolist()):
         try:
+            begin(sample)
             header = image_header(sample)
             if masks is not None and mask_header is not None and masks.present[sample] and not masks.drawn:
                 try:
@@ -166,7 +177,7 @@ def _largest_number(masks: Files | Pictures | Arrays, sample: int) -> int:
     return 0
 
 
-def image_filler(images: Files | Pictures | Arrays) -> Fill:
+def image_filler(images: Files | Pictures | Arrays, begin: Begin = _read_any) -> Fill:
     """Returns the `Fill` of images, whose out is (n, H, W, C)."""
 
     def from_file(data: bytes, target: Target, out: NDArray[Any], header: np.void | None) -> str:
@@ -182,10 +193,10 @@ def image_filler(images: Files | Pictures | Arrays) -> Fill:
     def from_pixels(pixels: NDArray[Any], target: Target, out: NDArray[Any]) -> None:
         resample_pixels(pixels if pixels.ndim == 3 else pixels[..., None], target, out)
 
-    return _filler(images, from_file, from_pixels)
+    return _filler(images, from_file, from_pixels, begin)
 
 
-def mask_filler(masks: Masks) -> Fill:
+def mask_filler(masks: Masks, begin: Begin = _read_any) -> Fill:
     """Returns the `Fill` of masks, whose out is uint8 or uint16 (n, H, W).
 
     Samples without a mask get `ignore_index`, or 0.
@@ -200,19 +211,21 @@ def mask_filler(masks: Masks) -> Fill:
     def from_pixels(pixels: NDArray[Any], target: Target, out: NDArray[Any]) -> None:
         resample_mask(pixels, target, out, fill=outside)
 
-    return _filler(masks.files, from_file, from_pixels, None if masks.present.all() else masks.present, outside)
+    present = None if masks.present.all() else masks.present
+    return _filler(masks.files, from_file, from_pixels, begin, present, outside)
 
 
 def _filler(
     files: Files | Pictures | Arrays,
     from_file: Callable[[bytes, Target, NDArray[Any], np.void | None], str],
     from_pixels: Callable[[NDArray[Any], Target, NDArray[Any]], None],
+    begin: Begin,
     present: NDArray[np.bool_] | None = None,
     outside: int = 0,
 ) -> Fill:
     """Returns the `Fill` of any kind of images or masks; the rows of samples that are not present become `outside`.
 
-    `from_file` returns what libjpeg warns of.
+    `from_file` returns what libjpeg warns of. Of arrays, which are copied many at a time, `begin` hears nothing.
     """
     encoded = files.read if isinstance(files, Files) else None
     pixels = files.read if isinstance(files, Pictures) else None
@@ -231,6 +244,8 @@ def _filler(
             rows = iter(read)
         for at, sample in enumerate(samples.tolist()):
             try:
+                if arrays is None:
+                    begin(sample)
                 if present is not None and not present[sample]:
                     out[at] = outside
                 elif encoded is not None:
@@ -270,10 +285,16 @@ class RowEncoder:
     """
 
     def __init__(
-        self, images: Files | Pictures | Arrays, masks: Masks | None, plan: RaggedPlan, *, strict: bool = False
+        self,
+        images: Files | Pictures | Arrays,
+        masks: Masks | None,
+        plan: RaggedPlan,
+        *,
+        strict: bool = False,
+        begin: Begin = _read_any,
     ) -> None:
         """Prepares the encoder; strict: also JPEGs that are kept as they are get decoded, to see what is amiss."""
-        self._strict = strict
+        self._strict, self._begin = strict, begin
         self._images = images
         self._read = images.read if isinstance(images, Files) else None
         self._plan = plan
@@ -286,6 +307,7 @@ class RowEncoder:
         The header is one of HEADERS, as the survey found it. ImageError, with the reason only: the sample cannot be
         decoded, or its file changed; OSError: it cannot be read.
         """
+        self._begin(sample)
         plan = self._plan
         if plan.option.kind == "keep":
             return self._recoded(sample, header)
@@ -349,6 +371,8 @@ class RowEncoder:
             or (1 if frame.components == 1 else 3) != header["channels"]
         ):
             raise ImageError("is another file now than when its header was read")
+        if frame.scan is None:
+            check_scans(data)
         ended = data.endswith(_END_OF_IMAGE) or data.find(_END_OF_IMAGE, data.rfind(_SCAN)) >= 0
         if ended and not self._strict and data.find(_ZEROS, frame.scan.begins if frame.scan else 0) < 0:
             return data, ""

@@ -172,13 +172,13 @@ class PackTasks:
             known = plan.option.kind in ("raw", "keep") and plan.image_codec == NONE
         return last.base + self.survey.dataset_bytes[last.name] if known else IMAGES_OFFSET
 
-    def bytes_to_come(self, done: Collection[TaskRecord]) -> int:
+    def bytes_to_come(self, done: Collection[TaskRecord], pool: PackPool) -> int:
         """Returns about how many bytes the file and those beside it will need more than they have, at most at once.
 
         Compressed chunks are copied into `OUT.h5.meta` while rows still lie in their streams, as are masks from their
         own file.
         """
-        expected, compressed, total = self.survey.expected, self._compressed_bytes(), 0.0
+        expected, compressed, total = self.survey.expected, self._compressed_bytes(pool), 0.0
         left = 1 - sum(expected[r.first : r.first + r.count].sum() for r in done) / max(expected.sum(), 1)
         for stream in self.streams:
             rows = self.survey.dataset_bytes[stream.name]
@@ -189,23 +189,23 @@ class PackTasks:
             total += left * rows + copied
         return int(total)
 
-    def _compressed_bytes(self) -> dict[str, int]:
+    def _compressed_bytes(self, pool: PackPool) -> dict[str, int]:
         """Returns for each stream whose chunks are compressed about how many bytes these take, from some tasks."""
         names = [stream.name for stream in self.streams if stream.compressed]
         if not names:
             return {}
-        assert self.survey.listing.files is not None, "a plan is of images"
-        worker = Worker(self.survey.listing.files, self.survey.listing.masks)
-        rows, found = 0, dict.fromkeys(names, 0)
+        count, some = _unit(self.streams), list[PackTask]()
         for number in sorted({at * self.num_tasks // _SAMPLED_TASKS for at in range(_SAMPLED_TASKS)}):
-            task, count = self.task(number), _unit(self.streams)
+            task = self.task(number)
             first = {name: getattr(task, name)[:count] for name in ("samples", "headers", "digests")}
-            some = worker.encode(replace(task, **first, compress=True))
-            if some.reasons:
+            some.append(replace(task, **first, compress=True))
+        rows, found = 0, dict.fromkeys(names, 0)
+        for made in pool.run(Worker.measure, some):
+            if made.reasons:
                 continue  # Packing reports it.
-            rows += len(some.rows)
+            rows += len(made.rows)
             for name in names:
-                found[name] += int(some.rows[name].sum())
+                found[name] += int(made.rows[name].sum())
         return {name: self.survey.num_samples * total // max(rows, 1) for name, total in found.items()}
 
 

@@ -45,6 +45,9 @@ from fastload.pack.pack_options import MAKE_ROOM
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
 from fastload.system.files import open_output, output_errors, read_into, start_writing, write_at
 
+NO_SAMPLE = -1
+"""In the place of a sample's number: none is being read."""
+
 _STEP_BYTES = 2**20
 _MAX_BUFFERS = 512  # rows written by one call; the kernel's limit is 1,024
 _NO_HEADERS = np.zeros(0, HEADERS)
@@ -120,7 +123,12 @@ class Worker:
         self.masks = masks
         self.unwritten = {} if unwritten is None else unwritten
         """Task number -> its rows; threads share it."""
-        self._fill = [image_filler(images), *([] if masks is None else [mask_filler(masks)])]
+        self.refused: dict[int, str] = {}
+        """Sample -> why it is not to be read: it ended another process."""
+        self.place: Any = [NO_SAMPLE]
+        """The sample that is being read, first and only number; of a worker process in memory that its parent reads."""
+        begin = self.begin
+        self._fill = [image_filler(images, begin), *([] if masks is None else [mask_filler(masks, begin)])]
         self._memory = [np.zeros(0, np.uint8), np.zeros(0, np.uint8)]
         self._outputs: dict[str, int] = {}
         self._encoder: RowEncoder | None = None  # Made with the first task; all tasks share its plan.
@@ -131,19 +139,31 @@ class Worker:
             os.close(fd)
         self._outputs = {}
 
+    def begin(self, sample: int) -> None:
+        """Notes that a sample is being read; raises ImageError for one that is not to be read."""
+        self.place[0] = sample
+        if sample in self.refused:
+            raise ImageError(self.refused[sample])
+
     def announce(self, samples: NDArray[np.int64], *, heads: bool) -> None:
         """Has threads fetch what will be read of samples, or for their headers, where they lie behind URLs."""
         announce_samples(self.images, self.masks, samples, heads=heads)
 
     def probe(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], Headers]:
         """Returns samples and their headers."""
-        return samples, headers_of(self.images, self.masks, samples)
+        return samples, headers_of(self.images, self.masks, samples, self.begin)
 
     def pack(self, task: PackTask) -> TaskRecord:
         """Makes the rows of a task, and writes them if it is known where they belong; those that fail are left out."""
         for stream in task.streams:
             self.open(stream.path)  # Its lock tells the next packer that this worker still lives.
         return self.encode(task)
+
+    def measure(self, task: PackTask) -> TaskRecord:
+        """Makes the rows of a task to see how many bytes they take, and keeps none."""
+        record = self.encode(task)
+        self.unwritten.pop(task.number, None)
+        return record
 
     def encode(self, task: PackTask) -> TaskRecord:
         """Makes the rows of a task, and keeps their bytes in `unwritten` unless it is known where they belong.
@@ -200,7 +220,9 @@ class Worker:
 
     def _encode_rows(self, task: PackTask, made: list[list[Piece]], amiss: Amiss) -> NDArray[np.void]:
         """Fills made and amiss with rows of varying length; returns the description of those that were made."""
-        self._encoder = self._encoder or RowEncoder(self.images, self.masks, task.plan, strict=task.strict)
+        self._encoder = self._encoder or RowEncoder(
+            self.images, self.masks, task.plan, strict=task.strict, begin=self.begin
+        )
         table = []
         for at, sample in enumerate(task.samples.tolist()):
             try:

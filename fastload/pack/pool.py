@@ -8,18 +8,20 @@ them. Without worker processes, threads or this process do the same work.
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection, Pipe, wait
@@ -34,9 +36,10 @@ from fastload.errors import OptionError, PackError
 from fastload.images.image_header import large_images, large_room
 from fastload.images.jpeg import has_libjpeg
 from fastload.pack.encode import announce_samples
-from fastload.pack.pack_worker import PackTask, Unwritten, Worker
+from fastload.pack.pack_worker import NO_SAMPLE, PackTask, Unwritten, Worker
 from fastload.remote.client import in_use
-from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures
+from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures, first_few
+from fastload.system.machine import how_it_ended, which_end
 from fastload.system.threads import in_threads, may_fork
 
 _EARLY_WORKERS = 2
@@ -46,6 +49,10 @@ _SHARED_BYTES = 64 * 2**20
 _AHEAD = 3
 """Tasks that a worker may have made and not written: a slow task elsewhere does not stop it, memory is bounded."""
 _WRITING = -1  # stands for the number of a task while its rows are written
+
+LONG_S = 60.0
+"""Seconds that one image takes after which a warning names it; then twice as many."""
+_LOOK_S = 5.0
 
 _TOLD = 400
 """Characters of what a failed packer said."""
@@ -75,6 +82,10 @@ class PackPool:
         self._unwritten: dict[int, Unwritten] = {}
         self._files: tuple[Files | Pictures | Arrays | None, Masks | None] = None, None
         self._processes: dict[Connection, int] = {}  # to their numbers
+        self._numbers: dict[Connection, int] = {}  # to their places
+        self._places: _Places | None = None  # of the processes; the last one is for those that try samples alone
+        self._refused: dict[int, str] = {}  # samples that ended a process, also alone, and how
+        self._keys: Sequence[str] = ()
         self._files_sent = False
         self._ahead = False  # whether what tasks read is behind URLs, and fetched before they begin
 
@@ -84,7 +95,7 @@ class PackPool:
 
     def use(self, listing: Listing) -> None:
         """Sets the listing whose samples the tasks are about; once, before `run`."""
-        self._files = listing.files, listing.masks
+        self._files, self._keys = (listing.files, listing.masks), listing.keys
         self._ahead = any(hasattr(files, "ranges") for files in (listing.files, listing.masks and listing.masks.files))
         self.workers = min(self.workers, -(-len(listing) // _SAMPLES_A_WORKER))
 
@@ -102,13 +113,36 @@ class PackPool:
             with suppress(ChildProcessError):
                 os.waitpid(process, 0)
         self._processes = {}
+        if self._places is not None:
+            self._places.close()
 
     def _start(self, count: int) -> None:
-        start = _fork if may_fork() and not in_use() else _spawn
         for _ in range(count):
-            ours, theirs = Pipe()
-            self._processes[ours] = start(theirs.fileno())
-            theirs.close()
+            self._start_one(len(self._numbers))
+
+    def _start_one(self, number: int) -> Connection:
+        """Starts a process that notes in this place which sample it is at; below 0: in the last one."""
+        ours, theirs = Pipe()
+        if self._places is None:
+            self._places = _Places(self.threads + 1)
+        start = _fork if may_fork() and not in_use() else _spawn
+        self._places[number] = NO_SAMPLE
+        self._processes[ours], self._numbers[ours] = start(theirs.fileno(), self._places.fileno(), number), number
+        theirs.close()
+        return ours
+
+    def _at(self, number: int) -> int:
+        """Returns the sample that a process is at."""
+        return NO_SAMPLE if self._places is None else self._places[number]
+
+    def _buried(self, worker: Connection) -> str:
+        """Returns how a process ended whose connection is at its end."""
+        worker.close()
+        del self._numbers[worker]
+        try:
+            return how_it_ended(os.waitstatus_to_exitcode(os.waitpid(self._processes.pop(worker), 0)[1]))
+        except ChildProcessError:  # somebody else has waited for it
+            return "is gone"
 
     def run(
         self,
@@ -122,12 +156,14 @@ class PackPool:
         With `locate` each task has two steps: `work` keeps rows in `Worker.unwritten`, `locate` is called in this
         process with its results, in the order of the tasks, and then the same worker writes what that returns. When it
         raises, what was located before is written, and its results come first. `work` and `write` can be imported;
-        their exceptions are raised here, and PackError where a worker process died.
+        their exceptions are raised here. Where a worker process dies, the samples of its task are tried in processes of
+        their own; those that end these, too, are left out as if they could not be decoded, and another process does the
+        task. PackError if there are none.
         """
         if self.workers and not self._files_sent:
             self._start_all()
         if self.workers:
-            yield from _in_processes(list(self._processes), work, tasks, locate, write, ahead=self._ahead)
+            yield from self._in_processes(work, tasks, locate, write)
             return
         tasks = self._announced(tasks) if self._ahead else tasks
         for result in in_threads(partial(self._here, work), tasks, self.local_threads, ordered=locate is not None):
@@ -144,15 +180,146 @@ class PackPool:
                 return
         self._files_sent = True
         self._start(self.workers - len(self._processes))
+        message = self._files_message()
+        for worker in self._processes:
+            _send(worker, message)
+
+    def _files_message(self) -> bytes:
         try:
-            message = pickle.dumps((self._files, large_room()))
+            return pickle.dumps((self._files, large_room()))
         except Exception as exc:  # A dataset of the user's may raise anything.
             raise OptionError(
                 f"the dataset cannot be sent to worker processes ({type(exc).__name__}: {exc}). Pack it in this "
                 f"process, with workers=0, or make it picklable."
             ) from exc
-        for worker in self._processes:
-            _send(worker, message)
+
+    def _in_processes(
+        self,
+        work: Callable[[Worker, TaskT], Any],
+        tasks: Iterable[TaskT],
+        locate: Callable[[Any], Any] | None,
+        write: Callable[[Worker, Any], Any] | None,
+    ) -> Iterator[Any]:
+        """Yields the results of `run` by worker processes.
+
+        With `_ahead` each worker is given a task's samples while it is at the task before, to have them fetched.
+        """
+        workers, ahead, watch = list(self._processes), self._ahead, _Watch(self._keys)
+        coming, to_locate = enumerate(tasks), 0
+        promised: dict[Connection, tuple[int, TaskT]] = {}  # the task that a worker was announced, and did not get yet
+
+        def take(worker: Connection) -> tuple[tuple[int, TaskT] | None, list[TaskT]]:
+            """Returns the next task of a worker and its number, and the tasks that it is to announce before."""
+            known = worker in promised
+            task = promised.pop(worker) if known else next(coming, None)
+            if task is None and promised:  # another worker has more to do than this one
+                task = promised.pop(min(promised, key=lambda other: promised[other][0]))
+            announced = [] if known or task is None or not ahead else [task[1]]
+            if ahead and task is not None and (following := next(coming, None)) is not None:
+                promised[worker] = following
+                announced.append(following[1])
+            return task, announced
+
+        busy: dict[Connection, int] = {}  # Worker -> number of its task.
+        # What it was given and did not finish, by number; a process that takes its place makes that again.
+        given: dict[Connection, dict[int, TaskT]] = {worker: {} for worker in workers}
+        again: dict[Connection, deque[int]] = {worker: deque() for worker in workers}
+        made: dict[int, tuple[Connection, Any]] = {}
+        to_write: dict[Connection, deque[Any]] = {worker: deque() for worker in workers}
+        error: Exception | None = None
+        while True:
+            # One task at a time for each: a worker that gets one is waiting, so neither side ever blocks the other.
+            for worker in workers:
+                if worker in busy:
+                    continue
+                if again[worker]:
+                    busy[worker] = again[worker].popleft()
+                    self._ask(worker, work, given[worker][busy[worker]])
+                elif to_write[worker]:
+                    busy[worker] = _WRITING
+                    self._ask(worker, write, to_write[worker].popleft())
+                elif error is None and len(given[worker]) < _AHEAD:
+                    task, announced = take(worker)
+                    if task is not None:
+                        busy[worker], given[worker][task[0]] = task
+                        self._ask(worker, work, task[1], [found for one in announced for found in _samples_of(one)])
+            # The first task that is not located yet is always with a worker, so somebody is busy until all are done.
+            if not busy:
+                break
+            for ready in wait(list(busy), _LOOK_S):
+                assert isinstance(ready, Connection)
+                number, answer = busy.pop(ready), _answer(ready)
+                if answer is None:
+                    successor = self._succeed(ready, work, given[ready].get(number))
+                    workers[workers.index(ready)] = successor
+                    given[successor], to_write[successor] = given.pop(ready), to_write.pop(ready)
+                    again[successor] = deque(sorted(given[successor]))
+                    again.pop(ready)
+                    if ready in promised:
+                        promised[successor] = promised.pop(ready)
+                    made = {number: each for number, each in made.items() if each[0] is not ready}
+                    continue
+                result, raised = answer
+                if raised is not None:
+                    raise raised
+                if number == _WRITING or locate is None:
+                    # Rows are written in the order in which they were made.
+                    given[ready].pop(min(given[ready]))
+                    yield result
+                    continue
+                if number < to_locate:  # made again: its place is known
+                    continue
+                made[number] = ready, result
+                while error is None and to_locate in made:
+                    owner, summary = made.pop(to_locate)
+                    try:
+                        to_write[owner].append(locate(summary))
+                    except Exception as exc:  # noqa: BLE001 - whatever it is, it is raised when all before it is written
+                        error = exc
+                    to_locate += 1
+            watch.look({number: self._at(number) for number in map(self._numbers.__getitem__, busy)})
+        if error is not None:
+            raise error
+
+    def _ask(self, worker: Connection, work: object, task: object, announced: Sequence[Any] = ()) -> None:
+        _send(worker, pickle.dumps((work, task, announced, self._refused)))
+
+    def _succeed(self, dead: Connection, work: Callable[[Worker, TaskT], Any], task: TaskT | None) -> Connection:
+        """Returns another process in the place of a dead one, after samples of its task that end processes were found.
+
+        Raises PackError if there are none, or it was at no task that reads samples.
+        """
+        number = self._numbers[dead]
+        at, how = self._at(number), self._buried(dead)
+        samples = [] if task is None or isinstance(self._files[0], Arrays) else _numbers_in(task)
+        found = {} if task is None else which_end(samples, at, lambda some: self._ended(work, task, samples, some))
+        killers = {
+            sample: f"ends the process that reads it, also one that reads nothing else: it {ended}"
+            for sample, ended in found.items()
+        }
+        if not killers or killers.keys() & self._refused.keys():
+            where = f" while it was at {first_few([self._keys[sample] for sample in samples], 3)}" if samples else ""
+            alone = "; none of these ends a process by itself" if samples and not killers else ""
+            raise PackError(f"a worker process died: it {how}{where}{alone}. With `--workers 1` less memory is used.")
+        self._refused |= killers
+        successor = self._start_one(number)
+        _send(successor, self._files_message())
+        return successor
+
+    def _ended(self, work: Callable[[Worker, TaskT], Any], task: TaskT, samples: list[int], tried: list[int]) -> str:
+        """Returns how a new process ended that did a task with these of its samples alone; "" if it did not."""
+        trial = self._start_one(-1)
+        others = dict.fromkeys(set(samples) - set(tried), "not tried")
+        try:
+            _send(trial, self._files_message())
+            _send(trial, pickle.dumps((work, task, (), self._refused | others)))
+        except PackError:
+            return self._buried(trial)
+        if _answer(trial) is None:
+            return self._buried(trial)
+        os.kill(self._processes[trial], signal.SIGKILL)
+        self._buried(trial)
+        return ""
 
     def _announced(self, tasks: Iterable[TaskT]) -> Iterator[TaskT]:
         """Yields the tasks; what the next one reads is being fetched when one is yielded."""
@@ -179,80 +346,6 @@ class PackPool:
             self._local.append(worker)
 
 
-def _in_processes(
-    workers: list[Connection],
-    work: Callable[[Worker, TaskT], Any],
-    tasks: Iterable[TaskT],
-    locate: Callable[[Any], Any] | None,
-    write: Callable[[Worker, Any], Any] | None,
-    *,
-    ahead: bool,
-) -> Iterator[Any]:
-    """Yields the results of `PackPool.run` by worker processes.
-
-    With `ahead` each worker is given a task's samples while it is at the task before, to have them fetched.
-    """
-    coming, to_locate = enumerate(tasks), 0
-    promised: dict[Connection, tuple[int, TaskT]] = {}  # the task that a worker was announced, and did not get yet
-
-    def take(worker: Connection) -> tuple[tuple[int, TaskT] | None, list[TaskT]]:
-        """Returns the next task of a worker and its number, and the tasks that it is to announce before."""
-        known = worker in promised
-        task = promised.pop(worker) if known else next(coming, None)
-        if task is None and promised:  # another worker has more to do than this one
-            task = promised.pop(min(promised, key=lambda other: promised[other][0]))
-        announced = [] if known or task is None or not ahead else [task[1]]
-        if ahead and task is not None and (following := next(coming, None)) is not None:
-            promised[worker] = following
-            announced.append(following[1])
-        return task, announced
-
-    busy: dict[Connection, int] = {}  # Worker -> number of its task.
-    unwritten = dict.fromkeys(workers, 0)
-    made: dict[int, tuple[Connection, Any]] = {}
-    to_write: dict[Connection, deque[Any]] = {worker: deque() for worker in workers}
-    error: Exception | None = None
-    while True:
-        # One task at a time for each: a worker that gets one is waiting, so neither side ever blocks the other.
-        for worker in workers:
-            if worker in busy:
-                continue
-            if to_write[worker]:
-                busy[worker] = _WRITING
-                _send(worker, pickle.dumps((write, to_write[worker].popleft(), ())))
-            elif error is None and unwritten[worker] < _AHEAD:
-                task, announced = take(worker)
-                if task is not None:
-                    unwritten[worker] += 1
-                    busy[worker] = task[0]
-                    samples = [found for one in announced for found in _samples_of(one)]
-                    _send(worker, pickle.dumps((work, task[1], samples)))
-        # The first task that is not located yet is always with a worker, so somebody is busy until all are done.
-        if not busy:
-            break
-        for ready in wait(list(busy)):
-            assert isinstance(ready, Connection)
-            with _talking():
-                result, raised = pickle.loads(ready.recv_bytes())
-            if raised is not None:
-                raise raised
-            number = busy.pop(ready)
-            if locate is None or number == _WRITING:
-                unwritten[ready] -= 1
-                yield result
-                continue
-            made[number] = ready, result
-            while error is None and to_locate in made:
-                owner, summary = made.pop(to_locate)
-                try:
-                    to_write[owner].append(locate(summary))
-                except Exception as exc:  # noqa: BLE001 - whatever it is, it is raised when all before it is written
-                    error = exc
-                to_locate += 1
-    if error is not None:
-        raise error
-
-
 def _samples_of(task: object) -> list[tuple[NDArray[np.int64], bool]]:
     """Returns the samples that a task reads, and whether only their headers; [] for a task that reads no samples."""
     if isinstance(task, PackTask):
@@ -260,38 +353,107 @@ def _samples_of(task: object) -> list[tuple[NDArray[np.int64], bool]]:
     return [(task, True)] if isinstance(task, np.ndarray) else []
 
 
-@contextmanager
-def _talking() -> Iterator[None]:
-    """Raises PackError where a worker that is talked to has died."""
+def _numbers_in(task: object) -> list[int]:
+    """Returns the samples that a task is about; [] for one that reads none."""
+    samples = getattr(task, "samples", task)
+    return samples.tolist() if isinstance(samples, np.ndarray) else []
+
+
+def _answer(worker: Connection) -> tuple[Any, BaseException | None] | None:
+    """Returns the result of a worker's task, or what it raised; None if it died."""
     try:
-        yield
-    except (EOFError, OSError) as exc:
-        raise PackError(
-            "a worker process died: killed (out of memory?), or crashed while decoding. With `--workers 1` less memory "
-            "is used."
-        ) from exc
+        answer: tuple[Any, BaseException | None] = pickle.loads(worker.recv_bytes())
+    except (EOFError, OSError):
+        return None
+    return answer
 
 
 def _send(worker: Connection, message: bytes) -> None:
     # Not send(): interrupted by Ctrl-C, its exported buffer makes Python print an "Exception ignored" at exit.
-    with _talking():
+    try:
         worker.send_bytes(message)
+    except OSError as exc:
+        raise PackError(
+            "a worker process died while it had nothing to do: killed (out of memory?). With `--workers 1` less memory "
+            "is used."
+        ) from exc
+
+
+class _Places:
+    """For each worker process the number of the sample that it is at, in memory that all of them share."""
+
+    def __init__(self, count: int) -> None:
+        if hasattr(os, "memfd_create"):
+            self._fd = os.memfd_create("fastload-pack", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                self._fd = os.dup(file.fileno())
+        os.truncate(self._fd, 8 * count)
+        self._numbers = place_in(self._fd)
+
+    def fileno(self) -> int:
+        """Returns the descriptor of the memory."""
+        return self._fd
+
+    def __getitem__(self, worker: int) -> int:
+        return int(self._numbers[worker])
+
+    def __setitem__(self, worker: int, sample: int) -> None:
+        self._numbers[worker] = sample
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        os.close(self._fd)
+
+
+def place_in(fd: int) -> memoryview:
+    """Returns the numbers in the memory of a descriptor, int64."""
+    return memoryview(mmap.mmap(fd, 0)).cast("q")
+
+
+class _Watch:
+    """Warns of samples that take long; one for a run."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = keys
+        self._since: dict[int, tuple[int, float, float]] = {}  # worker -> sample, since when, seconds until a warning
+        self._last_s = 0.0
+
+    def look(self, busy: dict[int, int]) -> None:
+        """Looks at which sample busy workers are, by number, not more often than each few seconds."""
+        now = time.monotonic()
+        if now - self._last_s < min(_LOOK_S, LONG_S):
+            return
+        self._last_s = now
+        for worker, sample in busy.items():
+            known, since, limit_s = self._since.get(worker, (NO_SAMPLE, now, LONG_S))
+            if sample != known or sample == NO_SAMPLE:
+                since, limit_s = now, LONG_S
+            elif now - since >= limit_s:
+                limit_s *= 2
+                warnings.warn(
+                    f"{self._keys[sample]} has been read for {now - since:.0f} s and is not done. If that takes for "
+                    f"ever, remove it, and run the same command again.",
+                    stacklevel=2,
+                )
+            self._since[worker] = sample, since, limit_s
 
 
 # Workers have a session of their own: Ctrl-C is for the parent, which then ends them.
 
 
-def _spawn(fd: int) -> int:
+def _spawn(fd: int, places: int, number: int) -> int:
     """Starts a worker process as a fresh Python; returns its number."""
-    code = f"import sys; sys.path[:] = {sys.path!r}; from fastload.pack.pool import serve; serve({fd})"
+    serving = f"from fastload.pack.pool import serve; serve({fd}, {places}, {number})"
+    code = f"import sys; sys.path[:] = {sys.path!r}; {serving}"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[fd], start_new_session=True
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[fd, places], start_new_session=True
     )
     process.returncode = 0  # The pool waits for it.
     return process.pid
 
 
-def _fork(fd: int) -> int:
+def _fork(fd: int, places: int, number: int) -> int:
     """Starts a worker process as a fork of this one; returns its number."""
     with warnings.catch_warnings():
         warnings.simplefilter(
@@ -307,36 +469,43 @@ def _fork(fd: int) -> int:
         # The numbers stay in use, as objects from before the fork may close them.
         null = os.open(os.devnull, os.O_RDWR)
         for inherited in map(int, os.listdir("/proc/self/fd")):
-            if inherited not in (1, 2, fd, null):
+            if inherited not in (1, 2, fd, places, null):
                 with suppress(OSError):  # that of the listing, which is closed already
                     os.fstat(inherited)
                     os.dup2(null, inherited)
-        serve(fd)
+        serve(fd, places, number)
     finally:
         os._exit(0)
 
 
-def serve(fd: int) -> None:
-    """Runs a worker process: receives tasks and sends results over this descriptor until its other end is closed."""
+def serve(fd: int, places: int, number: int) -> None:
+    """Runs a worker process: receives tasks and sends results over this descriptor until its other end is closed.
+
+    It notes which sample it is at in a place of the memory that it shares with its parent.
+    """
+    place = place_in(places)[number:][:1]
     if has_libjpeg():
         import_module("simplejpeg")  # while the parent still lists
     with Connection(fd) as connection, suppress(EOFError, ConnectionError), ExitStack() as stack:
         files, worker = connection.recv_bytes(), None
         while True:
-            work, task, announced = pickle.loads(connection.recv_bytes())
+            work, task, announced, refused = pickle.loads(connection.recv_bytes())
             answer: tuple[Any, BaseException | None]
             try:
                 if worker is None:
                     (images, masks), room = pickle.loads(files)
                     stack.enter_context(large_images(room))
                     worker = Worker(images, masks)
+                    worker.place = place
                     files = b""  # It may hold hundreds of MB, which are unpickled now.
+                worker.refused.update(refused)
                 for samples, heads in announced:
                     worker.announce(samples, heads=heads)
                 answer = work(worker, task), None
             except BaseException as exc:  # noqa: BLE001 - whatever it is, it is raised in the parent
                 exc.add_note(f"in a worker process:\n{traceback.format_exc()}")
                 answer = None, exc
+            place[0] = NO_SAMPLE
             connection.send_bytes(pickle.dumps(answer))
 
 
@@ -369,7 +538,8 @@ class BackgroundPack:
         self._said.seek(0)
         text = self._said.read().decode(errors="replace").strip().rpartition("\n")[2][-_TOLD:]
         self._said.close()
-        return text or f"its process ended with {self._process.returncode}"
+        ended = how_it_ended(self._process.returncode)
+        return text or f"its process {ended}; `fastload pack SOURCE OUTPUT --store source` names what it was at"
 
 
 def _end(process: subprocess.Popen[bytes], said: IO[bytes]) -> None:

@@ -9,6 +9,7 @@ side, which takes many times as long as reading it. Batches that do not fit thei
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import queue
@@ -32,14 +33,16 @@ from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring
 from fastload.prefetch.sample_layout import SampleLayout, as_array, check_samples, warn_of_change
-from fastload.prefetch.sample_worker import BatchResult, Filler, control_bytes
+from fastload.prefetch.sample_worker import TRIED, BatchRequest, BatchResult, Filler, control_bytes, sample_at
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.thread_stream import fact_fields
-from fastload.prefetch.torch_workers import Workers, start_workers
+from fastload.prefetch.torch_workers import DeadWorkerError, Workers, start_workers
 from fastload.prefetch.worker_requests import NO_SLOT, Asked, Sender
 from fastload.read.fetch_ahead import FetchAhead
-from fastload.system.machine import busy_processes_s
+from fastload.system.machine import busy_processes_s, which_end
 from fastload.timing.probe import WorkerInfo
+
+_log = logging.getLogger("fastload")
 
 _HURRY_S = 1.0  # after which, while a batch is waited for, it is looked at again what the workers lack
 PREFETCH = 2
@@ -71,6 +74,7 @@ class ProcessFeed:
         self._wanted_from = 0  # of streams with lower numbers nothing is wanted any more
         self._num_asked = 0
         self._asked: dict[int, Asked] = {}  # by number, requests without a result, in order
+        self._refused: dict[int, str] = {}  # rows that ended a worker, also alone, and how; others take their places
         self.watched_pass: WatchedPass | None = None  # None: none has begun
         self._pins = Pins(options.backend) if options.backend is not None else None
         self._memory = SharedMemory()
@@ -114,9 +118,7 @@ class ProcessFeed:
             self.skip_before(self._streams)
             try:
                 if self._workers is None:
-                    shared, size = (self._memory, self._control), options.plan.batch_size
-                    filler = Filler(options.data, *shared, size, skip_damaged=options.skip_damaged)
-                    self._workers = start_workers(filler, self.num_workers)
+                    self._workers = start_workers(self._filler(), self.num_workers)
                     self._sender = Sender(self._workers, self._control, options)
                 self.receive_all()  # so that it is known which workers are idle
                 stream = ProcessStream(self, coming, self._streams, timed=timed, ahead=ahead)
@@ -161,16 +163,75 @@ class ProcessFeed:
     def receive(self, waits_for: Asked | None = None, left: Callable[[], float] = lambda: math.inf) -> None:
         """Waits for the result of any request; the slots of those that an earlier stream made become free.
 
-        Raises WorkerError if the worker that this waits for died; None: any of them. `left` as in `Workers.result`.
+        Raises WorkerError if the worker that this waits for died, or None: any of them, unless the rows that ended it
+        are to be skipped: then new workers make what is missing, and nothing was received. `left` as in
+        `Workers.result`.
         """
         assert self._workers is not None, "a stream's workers are alive"
-        number, result = self._workers.result(waits_for.worker if waits_for is not None else None, left)
+        try:
+            number, result = self._workers.result(waits_for.worker if waits_for is not None else None, left)
+        except DeadWorkerError as error:
+            assert self._sender is not None, "it died at a request"
+            with self._sender.sending:
+                self._succeed(error)
+            return
         asked = self._asked.pop(number)
         if isinstance(result, Exception):
             result = BatchResult(asked.slot.number, error=result)
         asked.result = result
         if asked.stream < self._wanted_from:
             self.take_back(asked)
+
+    def _filler(self) -> Filler:
+        options, memory = self.options, (self._memory, self._control)
+        batch_size, refused = options.plan.batch_size, self._refused
+        return Filler(options.data, *memory, batch_size, skip_damaged=options.skip_damaged, refused=refused)
+
+    def _succeed(self, error: DeadWorkerError) -> None:
+        """Starts new workers after some died, if those rows are to be skipped that end also a process of their own.
+
+        Raises WorkerError, with the samples that they were at, if they are not, or there are none.
+        """
+        assert self._workers is not None and self._sender is not None, "a stream's workers died"
+        said, found, data = list[str](), dict[int, str](), self.options.data
+        dead = [self._sender.latest(self._asked.values(), number) for number in self._workers.dead_numbers]
+        self._workers.end(kill=True)
+        for asked in dead:
+            if asked is None or asked.group is None:
+                continue
+            place, planned = self._sender.place(asked), asked.group.whole
+            rows = ((planned.without(self._refused, world_size=1) if self._refused else None) or planned).rows
+            # Up to what it was at; what it had made may have ended it, too, only later.
+            until = rows[: place + 1].tolist() if asked.slot is not NO_SLOT else rows[:1].tolist()
+            if data.at_once and place < len(rows):
+                until = rows.tolist()
+            ends = which_end(list(dict.fromkeys(until)), until[-1], self._ended)
+            found |= ends
+            where = sample_at(place, rows, data.name_of, at_once=data.at_once)
+            said.append(f"It was at {where}; that does not end a process by itself." if not ends else "")
+            said += [f"{data.name_of(row)}: a process that made nothing else {how}, too." for row, how in ends.items()]
+        if not found or not self.options.skip_damaged or found.keys() & self._refused.keys():
+            raise WorkerError(" ".join([str(error), *filter(None, said)])) from error
+        for row, how in found.items():
+            _log.warning(
+                f"{data.name_of(row)}: the worker that made it {how}, as did one that made nothing else; counts as "
+                f"damaged, so another row of its batch takes its place"
+            )
+        self._refused |= found
+        self._workers = start_workers(self._filler(), self.num_workers)
+        self._sender.replace(self._workers, self._asked.values())
+
+    def _ended(self, rows: list[int]) -> str:
+        """Returns how a new worker ended that made these samples; "" if it did not."""
+        alone = start_workers(self._filler(), 1)
+        try:
+            alone.ask(0, 0, BatchRequest(TRIED, 0, self._streams, rows=np.array(rows, np.int64)))
+            alone.result(0, lambda: math.inf)
+        except DeadWorkerError:
+            return alone.how_they_ended()
+        finally:
+            alone.end(kill=True)
+        return ""
 
     def describe(self, waits_for: Asked | None, name_of: Callable[[int], str]) -> str:
         """Returns sentences on what a batch waits for; see `Sender.describe`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,10 +36,16 @@ _BLOCK = 16
 _GATHER_BYTES = 4 * 2**20
 
 
+TRIED = -2
+"""In the place of a slot's number."""
+
+
 class BatchRequest(NamedTuple):
     """A batch that a worker is asked to make."""
 
-    slot: int  # number of the slot to fill; -1: there is none yet, only the layout of the first sample is asked for
+    # Number of the slot to fill; -1: there is none yet, only the layout of the first sample is asked for. TRIED: all
+    # samples are made, and none is kept.
+    slot: int
     seed: int  # for Python's, NumPy's and torch's random numbers, so that no worker draws others
     stream: int  # number of the stream of batches that it is for
     timed: bool = False  # whether the result says what it cost
@@ -95,6 +101,7 @@ class Filler(Dataset[Any]):
             then `place_in_batch` of the request for a layout, then that and `requested_rows` of each slot.
         batch_size: samples of a batch.
         skip_damaged: whether damaged rows are replaced by others of their batch.
+        refused: rows that count as damaged and are not read, since they ended a worker.
     """
 
     def __init__(
@@ -105,7 +112,9 @@ class Filler(Dataset[Any]):
         batch_size: int,
         *,
         skip_damaged: bool = False,
+        refused: Collection[int] = (),
     ) -> None:
+        self._refused = list(refused)
         self._source = source
         self._memory = memory
         self._control = control
@@ -135,6 +144,12 @@ class Filler(Dataset[Any]):
             random.seed(request.seed)
             torch.manual_seed(request.seed)
             np.random.seed(request.seed % 2**32)  # noqa: NPY002  # the state that users' transforms draw from
+            if bad := tuple(rows[np.isin(rows, self._refused)].tolist()) if self._refused else ():
+                raise DamagedRowError(f"{self._source.name_of(bad[0])}: ends the process that reads it", bad)
+            if request.slot == TRIED:
+                for _ in self._made(rows):
+                    self._place[0] += 1
+                return BatchResult(request.slot, skipped=True)
             if request.slot < 0:
                 return BatchResult(request.slot, layout_of(next(self._made(rows)), self._source.fields))
             assert self._layout is not None, "it came with the first request for a slot"

@@ -11,7 +11,6 @@ import multiprocessing.process
 import os
 import pickle
 import select
-import signal
 import time
 import warnings
 import weakref
@@ -29,6 +28,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from fastload.errors import OptionError, WorkerError
 from fastload.prefetch.waiting import WorkerStacks, is_stopped, state_of
 from fastload.prefetch.worker_start import begin_worker, left_alone_by_signals
+from fastload.system.machine import how_it_ended
 
 # Between looks at whether workers live that do not give results.
 _LOOK_S = 5.0
@@ -107,10 +107,11 @@ class Workers(_MultiProcessingDataLoaderIter):
         `left` is called again and again, and gives the seconds to wait until it has to be called again, or raises.
 
         Raises:
-            WorkerError: the worker that this waits for died before it gave one; None: any of them.
+            DeadWorkerError: the worker that this waits for died before it gave one; None: any of them.
         """
-        while not self.waiting(min(_LOOK_S, left())):
-            if self.dead and (worker is None or self._workers[worker] in self.dead or self._is_stuck()):
+        # Of a worker that is known to be dead only what it sent before can come.
+        while not self.waiting(0 if self._is_dead(worker) else min(_LOOK_S, left())):
+            if self._is_dead(worker) or (self.dead and self._is_stuck()):
                 raise _death(self.dead, hint="" if self._began else f" {GUARD}")
         number, result = self._worker_result_queue.get()
         self._began = True
@@ -139,12 +140,25 @@ class Workers(_MultiProcessingDataLoaderIter):
                 self.dead.append(worker)
         return self._result_fd in ready
 
+    def _is_dead(self, worker: int | None) -> bool:
+        """Whether a worker, or with None any, is known to have ended."""
+        return bool(self.dead) if worker is None else self._workers[worker] in self.dead
+
     def _is_stuck(self) -> bool:
         """Whether no more results come, since a worker died while it held the lock under which all send theirs."""
         lock: Any = self._worker_result_queue._wlock  # type: ignore[attr-defined]
         if free := lock.acquire(timeout=_LOOK_S):
             lock.release()
         return not free
+
+    def how_they_ended(self) -> str:
+        """Returns how those ended that are known to have."""
+        return "; ".join(map(_how, self.dead))
+
+    @property
+    def dead_numbers(self) -> list[int]:
+        """The numbers of those that are known to have ended."""
+        return [number for number, worker in enumerate(self._workers) if worker in self.dead]
 
     @property
     def pids(self) -> list[int]:
@@ -210,19 +224,19 @@ def _end_workers() -> None:
         workers.end(kill=True)
 
 
-def _death(workers: Sequence[Any], hint: str) -> WorkerError:
+def _how(worker: Any) -> str:
+    worker.join(1.0)
+    return how_it_ended(worker.exitcode)
+
+
+class DeadWorkerError(WorkerError):
+    """A worker ended before it gave its result."""
+
+
+def _death(workers: Sequence[Any], hint: str) -> DeadWorkerError:
     """Returns an error that says how worker processes ended."""
-    said = []
-    for worker in workers:
-        worker.join(1.0)
-        code = worker.exitcode
-        if code is not None and code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-            why = " (often the system, out of memory: look at `dmesg`)" if -code == signal.SIGKILL else ""
-            said.append(f"process {worker.pid} was killed by {name}{why}")
-        else:
-            said.append(f"process {worker.pid} ended with exit code {code}")
-    return WorkerError(f"a worker of the loader died: {'; '.join(said)}. If it wrote why, that is above.{hint}")
+    said = [f"process {worker.pid} {_how(worker)}" for worker in workers]
+    return DeadWorkerError(f"a worker of the loader died: {'; '.join(said)}. If it wrote why, that is above.{hint}")
 
 
 def start_workers(dataset: Dataset[Any], number: int) -> Workers:

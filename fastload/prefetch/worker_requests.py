@@ -5,7 +5,8 @@ training thread: a slot --Asked--> thread of `FillThreads`: plans the batch --Ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,9 +47,32 @@ class Sender:
     def __init__(self, workers: Workers, control: SharedMemory, options: Resolved) -> None:
         self._workers, self._control, self._options = workers, control, options
         self._told: set[int] = set()  # workers that know the layout
+        self.sending = threading.RLock()  # held while a request is sent, and while workers are replaced
         self.layout: SampleLayout | None = None  # of the slots
 
+    def replace(self, workers: Workers, asked: Iterable[Asked]) -> None:
+        """Sends requests to these workers from now on, and those again that were sent before."""
+        with self.sending:
+            self._workers = workers
+            self._told.clear()
+            for one in asked:
+                if one.sent and one.group is not None:
+                    self._send(one, one.group)
+
+    def latest(self, asked: Iterable[Asked], worker: int) -> Asked | None:
+        """Returns which of the requests a worker began last; results of those before may not have arrived."""
+        begun = [one for one in asked if one.worker == worker and one.sent and self.place(one) >= 0]
+        return begun[-1] if begun else None
+
+    def place(self, asked: Asked) -> int:
+        """Returns at which place of a batch its worker is, see `place_in_batch`."""
+        return int(place_in_batch(self._control, asked.slot.number, self._options.plan.batch_size)[0])
+
     def __call__(self, asked: Asked, group: Group, _: int | None) -> None:
+        with self.sending:
+            self._send(asked, group)
+
+    def _send(self, asked: Asked, group: Group) -> None:
         slot, rows, plan = asked.slot.number, group.whole.rows, self._options.plan
         place_in_batch(self._control, slot, plan.batch_size)[0] = -1
         seed = batch_seed(plan.seed, group.epoch, self._options.share.rank, group.whole.step)
@@ -81,8 +105,7 @@ class Sender:
 
     def _describe(self, asked: Asked, name_of: Callable[[int], str]) -> str:
         assert asked.group is not None, "it was sent"
-        pid, rows, batch_size = self._workers.pids[asked.worker], asked.group.whole.rows, self._options.plan.batch_size
-        place = int(place_in_batch(self._control, asked.slot.number, batch_size)[0])
+        pid, rows, place = self._workers.pids[asked.worker], asked.group.whole.rows, self.place(asked)
         rows = rows if asked.slot is not NO_SLOT else rows[:1]
         state, stacks = state_of(pid), self._workers.stacks
         what = "has not begun the batch."

@@ -1,9 +1,10 @@
-"""CPUs and memory that this process may use, and how busy other processes are. No torch here."""
+"""CPUs and memory that this process may use; how busy other processes are, and how they ended. No torch here."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import signal
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,6 +34,36 @@ def worker_count(workers: int | None) -> int:
         return available_cpus()
     check_whole("workers", workers, least=0)
     return workers
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """Returns how a process ended, as the end of a sentence about it; below 0: the number of a signal."""
+    if exit_code is None or exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else f"signal {-exit_code}"
+    why = " (often the system, out of memory: look at `dmesg`)" if -exit_code == signal.SIGKILL else ""
+    return f"was killed by {name}{why}"
+
+
+def which_end(samples: list[int], first: int, ended: Callable[[list[int]], str]) -> dict[int, str]:
+    """Returns which samples end a process that reads nothing else, and how; one died that was reading some of these.
+
+    Args:
+        samples: what it had to read.
+        first: what it was at; where that ends a process, the others are not tried. Of none of them: it was not known.
+        ended: has samples read by a new process; returns how that ended, "" if it did not.
+    """
+    if first in samples and (how := ended([first])):
+        return {first: how}
+    found, parts = dict[int, str](), [samples] if samples else []
+    while parts:
+        some = parts.pop()
+        how = ended(some)
+        if how and len(some) == 1:
+            found[some[0]] = how
+        elif how:
+            parts += [some[len(some) // 2 :], some[: len(some) // 2]]
+    return found
 
 
 def available_memory(cgroups: Path = _CGROUPS) -> int:

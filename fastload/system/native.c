@@ -333,18 +333,23 @@ AVX2 static void mean_of_columns_avx2(const uint8_t *one, const uint8_t *two, co
     const __m256i bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
     for (int64_t x = 0; x < axis->count; x++) {
         const int16_t *weights = axis->weights + x * axis->stride;
+        const int16_t *stop = weights + axis->taps[x]; /* behind at least one */
         int64_t at = axis->first[x] * 3;
         __m256i sum = half;
-        for (int64_t k = 0; k < axis->taps[x]; k += 4, at += 12) {
+        do {
             __m256i pixels = _mm256_inserti128_si256(
                 _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(one + at))),
                 _mm_loadu_si128((const __m128i *)(two + at)), 1);
-            const float *pair = (const float *)(weights + k); /* as what is loaded into all lanes at once */
-            __m256i two_weights = _mm256_castps_si256(_mm256_broadcast_ss(pair));
-            __m256i next_weights = _mm256_castps_si256(_mm256_broadcast_ss(pair + 1));
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, first), two_weights));
+            float these, next; /* pairs of weights: as floats each is loaded into all lanes at once */
+            memcpy(&these, weights, sizeof these);
+            memcpy(&next, weights + 2, sizeof next);
+            __m256i these_weights = _mm256_castps_si256(_mm256_set1_ps(these));
+            __m256i next_weights = _mm256_castps_si256(_mm256_set1_ps(next));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, first), these_weights));
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, second), next_weights));
-        }
+            weights += 4;
+            at += 12;
+        } while (weights < stop);
         sum = _mm256_shuffle_epi8(_mm256_sra_epi32(sum, shift), bytes);
         int32_t a = _mm_cvtsi128_si32(_mm256_castsi256_si128(sum));
         int32_t b = _mm_cvtsi128_si32(_mm256_extracti128_si256(sum, 1));
@@ -480,6 +485,13 @@ static void put(const Sink *sink, const uint8_t *levels, int mirrored, uint8_t *
 #include <stdio.h>
 #include <time.h>
 #include <jpeglib.h>
+#include <jerror.h>
+
+/* A JPEG of more scans is refused: each is a pass over the whole image (images/jpeg.py, MAX_SCANS). */
+#define MAX_SCANS 500
+
+/* The last year in its copyright of the oldest libjpeg-turbo that is used, 2.1.5: there is no number of its release. */
+#define LEAST_YEAR 2023
 
 /* libjpeg's functions that are used, by their names there. */
 static struct {
@@ -501,6 +513,7 @@ static struct {
 
 typedef struct {
     struct jpeg_error_mgr manager;
+    struct jpeg_progress_mgr progress;
     jmp_buf back;
 } Errors;
 
@@ -528,6 +541,28 @@ static void no_message(j_common_ptr info)
     (void)info;
 }
 
+static void limit_scans(j_common_ptr info)
+{
+    if (((j_decompress_ptr)info)->input_scan_number > MAX_SCANS)
+        give_up(info);
+}
+
+/* Whether a library is new enough. */
+static int is_new(const Errors *errors)
+{
+    const char *text = JMSG_COPYRIGHT <= errors->manager.last_jpeg_message
+                           ? errors->manager.jpeg_message_table[JMSG_COPYRIGHT]
+                           : NULL;
+    int latest = 0;
+    if (!text || !strstr(text, "libjpeg-turbo"))
+        return 0;
+    for (; *text; text++) {
+        int year = *text >= '1' && *text <= '9' ? atoi(text) : 0;
+        latest = year > latest ? year : latest;
+    }
+    return latest >= LEAST_YEAR;
+}
+
 /* 0: the library has another interface, or there is no memory. */
 static int open_decoder(struct jpeg_decompress_struct *info, Errors *errors)
 {
@@ -538,6 +573,8 @@ static int open_decoder(struct jpeg_decompress_struct *info, Errors *errors)
     if (setjmp(errors->back))
         return 0;
     libjpeg.create(info, JPEG_LIB_VERSION, sizeof *info);
+    errors->progress.progress_monitor = limit_scans;
+    info->progress = &errors->progress;
     return 1;
 }
 
@@ -567,7 +604,10 @@ static int decode_window(struct jpeg_decompress_struct *info, Errors *errors, Bu
     info->scale_denom = (unsigned)factor;
     info->dct_method = JDCT_ISLOW;
     libjpeg.start(info);
-    if (top + rows > info->output_height || left + columns > info->output_width)
+    /* What it will write: a lossless JPEG, for one, keeps its size. */
+    if (info->output_width != (width + factor - 1) / factor || info->output_height != (height + factor - 1) / factor
+        || info->output_components != channels || top + rows > info->output_height
+        || left + columns > info->output_width)
         give_up((j_common_ptr)info);
     int64_t first = 0, full = info->output_width;
     /* Smooth upsampling looks at a neighbour on each side, so the part is wider than the window; and never narrow, since
@@ -608,10 +648,10 @@ static int decode_window(struct jpeg_decompress_struct *info, Errors *errors, Bu
 /* Increased with every change of these functions; native.py expects the same number. */
 EXPORT int fastload_native_version(void)
 {
-    return 3;
+    return 4;
 }
 
-/* Loads libjpeg-turbo from a path; 0: it cannot be loaded, or has another interface. Not for several threads. */
+/* Loads libjpeg-turbo from a path; 0: it cannot be loaded, is old, or has another interface. Not for several threads. */
 EXPORT int fastload_use_jpeg(const char *path)
 {
 #ifdef HAS_JPEG
@@ -631,7 +671,7 @@ EXPORT int fastload_use_jpeg(const char *path)
     if (!open_decoder(&info, &errors))
         return 0;
     libjpeg.destroy(&info);
-    return 1;
+    return is_new(&errors);
 #else
     (void)path;
     return 0;

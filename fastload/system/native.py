@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_VERSION = 3  # of native.c's functions
+_VERSION = 4  # of native.c's functions
 _PATH = Path(__file__).with_name("libfastload.so")
 _KINDS = {np.dtype(np.uint8): 0, np.dtype(np.float32): 1, np.dtype(np.uint16): 2}
 
@@ -64,7 +64,7 @@ def _keeping_the_gil() -> ctypes.PyDLL:
 
 @functools.cache
 def decodes_jpeg() -> bool:
-    """Whether images are decoded here, too: built where libjpeg-turbo's header is, with a library of its interface."""
+    """Whether images are decoded here, too: built with libjpeg-turbo's header, and that is there, 2.1.5 or newer."""
     return library() is not None and any(library().fastload_use_jpeg(path) for path in _libjpegs())
 
 
@@ -72,7 +72,9 @@ def described() -> str:
     """Returns in a few words what is there of it."""
     if library() is None:
         return "none: installed without a C compiler"
-    return "built" if decodes_jpeg() else "built without JPEG decoding: no jpeglib.h when it was installed"
+    if decodes_jpeg():
+        return "built"
+    return "built without JPEG decoding: no jpeglib.h when it was installed, or no libjpeg-turbo of it from 2.1.5 on"
 
 
 def _libjpegs() -> Iterable[bytes]:

@@ -10,11 +10,25 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_bytes import encode, photo
+from jpeg_processes import all_names, made, with_scans
 from PIL import Image
 
+from fastload.errors import ImageError
 from fastload.format.ragged import JPEG
+from fastload.images.decode import decode_image
 from fastload.images.decode_part import decode_part, decode_row
-from fastload.images.jpeg import JpegHead, JpegRows, cut_rows, scan_jpeg
+from fastload.images.fit import Target
+from fastload.images.image_header import open_image
+from fastload.images.jpeg import (
+    MAX_SCANS,
+    JpegHead,
+    JpegRows,
+    check_scans,
+    cut_rows,
+    is_scaled,
+    libjpeg_warning,
+    scan_jpeg,
+)
 
 UINT8 = np.dtype(np.uint8)
 
@@ -202,3 +216,44 @@ def test_no_header_makes_it_raise(junk, at, length):
     data = bytearray(insert(jpeg(64, 48), exif([(0x0112, 3, 1, 6)])))
     data[at : at + len(junk)] = junk
     cut(bytes(data[:length]), 64, 48, 20, 30)
+
+
+def test_only_jpegs_of_8_bits_with_a_dct_are_scaled():
+    for name in all_names()[::17]:
+        process, precision, _ = name.split("-")
+        assert is_scaled(made(name)) == (process in ("sof0", "sof1", "sof2", "sof9", "sof10") and precision == "8"), (
+            name
+        )
+        assert is_scaled(made(name)) or libjpeg_warning(made(name)) == ""
+
+
+def test_the_first_frame_is_found_where_libjpeg_finds_it():
+    lossless, plain = made("sof3-8-11"), made("sof0-8-11")
+    hidden = segment(0xFE, segment(0xC0, b"\x08"))
+    for junk in (hidden, b"\xff\xff\xff", b"\0ab", b"\xff\x01", b"\xff\xd0", b"\xff\0", segment(0xEC, b"")):
+        assert not is_scaled(insert(lossless, junk))
+        assert is_scaled(insert(plain, junk))
+    for nothing in (b"", b"\xff\xd8", b"\x89PNG", plain[:20], insert(plain, b"\xff\xd9"), insert(plain, b"\xff\xd8")):
+        assert not is_scaled(nothing)
+
+
+def test_more_scans_than_any_encoder_writes_are_an_error_wherever_they_are_decoded():
+    shape, out = (16, 16, 1), np.empty((16, 16, 1), np.uint8)
+    target = Target(*shape, UINT8)
+    for data in (
+        most := with_scans(MAX_SCANS),
+        most + b"\xff\xda" * 900,
+        insert(most, segment(0xE5, b"\xff\xda" * 900)),
+    ):
+        check_scans(data)
+        decode_image(data, target, out)
+        decode_row(data, JPEG, shape, 1, UINT8)
+    for data in (with_scans(MAX_SCANS + 1), insert(with_scans(MAX_SCANS + 1), b"\xff\xff")):
+        for decode in (
+            lambda data=data: decode_image(data, target, out),
+            lambda data=data: decode_row(data, JPEG, shape, 1, UINT8),
+            lambda data=data: decode_part(data, JPEG, shape, 1, (0, 0, 8, 16), 2),
+            lambda data=data: open_image(data),
+        ):
+            with pytest.raises(ImageError, match=f"has {MAX_SCANS + 1} scans, more than the {MAX_SCANS} accepted"):
+                decode()

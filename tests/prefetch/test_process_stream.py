@@ -294,8 +294,14 @@ def at_21(how, sample):
         ("has no label", r"(?s)cat/021\.jpg.*(a field of the sample is None|NoneType)"),
         (of_own_size, r"(?s)sample 'cat/001\.jpg' \(row 1\) is \(uint8 \(3, 9, 9\).*(row 0\)).*\(3, 8, 8\)"),
         ("leaves", r"(?s)sample 'cat/021\.jpg' \(row 21\).*raised SystemExit: 3"),
-        ("exits", "exit code 3"),
-        ("is killed", "killed by SIGKILL"),
+        (
+            "exits",
+            r"ended with exit code 3.*cat/021\.jpg' \(row 21\): a process that made nothing else ended .* 3, too",
+        ),
+        (
+            "is killed",
+            r"killed by SIGKILL.*cat/021\.jpg' \(row 21\): a process that made nothing else was killed by SIGK",
+        ),
     ],
 )
 @pytest.mark.parametrize("workers", [1, 2])
@@ -310,6 +316,47 @@ def test_what_goes_wrong_in_a_worker_is_named_and_ends_all(packed, how, message,
         assert not multiprocessing.active_children()
     loader.close()
     assert descriptors() <= before
+
+
+def test_rows_that_end_a_worker_also_alone_are_skipped_as_damaged_ones(packed, caplog):
+    dataset = PackedDataset(packed, fields=["images", "row"], transform=ends_at_some)
+    loader = FastLoader(dataset, 16, shuffle=False, workers=2, on_damage="skip", ends="exact")
+    for epoch in range(2):
+        batches = list(loader)
+        rows, valid = (torch.cat(parts).tolist() for parts in ([b[1] for b in batches], [b.valid for b in batches]))
+        bad = [at for at, whole in enumerate(valid) if not whole]
+        assert bad == list(ENDS) and [rows[at] for at in bad] == [22, 49]
+        assert all(row == at for at, row in enumerate(rows) if at not in bad) and len(rows) == len(dataset)
+        assert loader.stats.damaged_rows == ENDS
+        assert sum("takes its place" in record.message for record in caplog.records) == len(ENDS), epoch
+    loader.close()
+    assert not multiprocessing.active_children()
+
+
+ENDS = (21, 48)
+
+
+def ends_at_some(sample):
+    if int(sample[1]) in ENDS:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return sample
+
+
+def ends_once(marker, sample):
+    if int(sample[1]) == 21 and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+def test_a_worker_that_no_sample_ended_is_an_error_that_says_what_it_was_at(packed, tmp_path):
+    transform = functools.partial(ends_once, tmp_path / "killed")
+    dataset = PackedDataset(packed, fields=["images", "row"], transform=transform)
+    with pytest.raises(
+        WorkerError, match=r"SIGKILL.* It was at .*cat/021.jpg' \(row 21\); that does not end a process"
+    ):
+        list(FastLoader(dataset, 16, shuffle=False, workers=1, on_damage="skip"))
+    assert not multiprocessing.active_children()
 
 
 def slow(sample):

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from jpeg_processes import made, with_scans
 from PIL import Image
 
 from fastload.format.ragged import JPEG
 from fastload.images.decode_part import decode_part
+from fastload.images.jpeg import MAX_SCANS
 from fastload.plan.permutation import permute, unpermute
 from fastload.system import native
 
@@ -119,6 +121,16 @@ def test_what_libjpeg_refuses_or_warns_of_is_not_made(damage):
         middle = len(encoded) // 2
         encoded = encoded[:middle] + b"\xff\xd8" * 20 + encoded[middle + 40 :]
     assert not shown(encoded, shape, (0, 0, *shape[:2]))[1]
+
+
+@needs_jpeg
+def test_what_would_be_of_another_size_or_has_too_many_scans_is_not_made():
+    for factor in (1, 2, 4, 8):
+        size = -(-45 // factor), -(-71 // factor)
+        for name, expected in (("sof0-8-11", True), ("sof2-8-221111", True), ("sof3-8-11", factor == 1)):
+            assert shown(made(name), (45, 71, 1 if name.endswith("-11") else 3), (0, 0, *size), factor)[1] == expected
+    for scans, expected in ((MAX_SCANS, True), (MAX_SCANS + 1, False)):
+        assert shown(with_scans(scans), (16, 16, 1), (0, 0, 16, 16))[1] == expected
 
 
 @needs_jpeg

@@ -17,13 +17,14 @@ import importlib.util
 import os
 import re
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +41,20 @@ def signature(error: BaseException) -> str:
     return f"{type(error).__name__} {Path(last.filename).name}:{last.lineno} {last.name}"
 
 
-def fuzz(name: str, options: argparse.Namespace, work: Path) -> None:
+def fuzz(name: str, target: Any, seconds: int, options: argparse.Namespace, work: Path) -> None:
     """Runs one target in this process until its time is over; findings of exceptions are kept, and it goes on."""
     import atheris
 
-    with atheris.instrument_imports(include=["fastload", "tarfile", "zipfile"], enable_loader_override=False):
-        from targets import TARGETS
+    from fastload.errors import FastloadError
 
-        from fastload.errors import FastloadError
     warnings.simplefilter("ignore")
     with suppress(ValueError, OSError):  # not on macOS
         resource.setrlimit(resource.RLIMIT_AS, (options.memory_mb * 2**20 * 4,) * 2)
-    run, known = TARGETS[name].run, set[str]()
+    known = set[str]()
 
     def one(data: bytes) -> None:
         try:
-            run(data)
+            target.run(data)
         except FastloadError:
             return
         except Exception as error:  # noqa: BLE001  # any other is a finding
@@ -68,46 +67,63 @@ def fuzz(name: str, options: argparse.Namespace, work: Path) -> None:
                 print(f"FINDING {path.name} {kind}: {str(error)[:200]!r}", flush=True)
 
     words = [
-        *(f"-max_total_time={options.left}", f"-timeout={options.seconds}", f"-rss_limit_mb={options.memory_mb}"),
+        *(f"-max_total_time={seconds}", f"-timeout={options.seconds}", f"-rss_limit_mb={options.memory_mb}"),
         *(f"-artifact_prefix={work}/", f"-max_len={options.longest}", "-print_final_stats=1", "-len_control=20"),
     ]
     atheris.Setup([sys.argv[0], *words, str(work / "corpus")], one)
     atheris.Fuzz()
 
 
-def long_run(name: str, seconds: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Runs one target for so many seconds, anew after each crash; returns what came of it."""
-    from targets import TARGETS
+def forked(run: Callable[[], None]) -> tuple[int, str]:
+    """Returns the exit code of a fork of this process that ran a function, below 0 for a signal, and what it wrote."""
+    with tempfile.TemporaryFile() as said:
+        sys.stdout.flush()
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                os.dup2(said.fileno(), 1)
+                os.dup2(said.fileno(), 2)
+                run()
+                code = 0
+            except BaseException:  # noqa: BLE001  # shown by the parent
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        return code, said.read().decode(errors="replace")
 
+
+def long_run(name: str, target: Any, seconds: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Runs one target for so many seconds, anew after each crash; returns what came of it."""
     work = options.work / name
     (work / "corpus").mkdir(parents=True, exist_ok=True)
     kept = [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
-    for number, seed in enumerate((*TARGETS[name].seeds, *kept)):
+    for number, seed in enumerate((*target.seeds, *kept)):
         (work / "corpus" / f"seed-{number}").write_bytes(seed)
     found: dict[str, str] = {}
     executions, first, last, cpu_s = 0, 0, 0, 0.0
-    end = time.monotonic() + seconds
-    while (left := int(end - time.monotonic())) > 0:
-        words = [sys.executable, __file__, "--child", name, "--left", str(left), "--work", str(options.work)]
-        for option in ("memory_mb", "seconds", "longest", "path"):
-            words += [f"--{option.replace('_', '-')}", str(getattr(options, option))]
+    end, left = time.monotonic() + seconds, max(1, int(seconds))
+    while left > 0:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
         # The fuzzer ends its process at once, so its files are removed here.
         with tempfile.TemporaryDirectory(prefix="fastload-fuzz-", dir=memory) as scratch:
-            around = {**os.environ, "FASTLOAD_FUZZ_SCRATCH": scratch}
-            child = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False, env=around)
+            os.environ["FASTLOAD_FUZZ_SCRATCH"] = scratch
+            code, said = forked(partial(fuzz, name, target, left, options, work))
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu_s += after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        said = child.stdout + child.stderr
         found |= dict(re.findall(r"FINDING (\S+) (.+)", said))
         executions += max([0, *map(int, re.findall(r"^#(\d+)", said, re.MULTILINE))])
         covered = [int(n) for n in re.findall(r"cov: (\d+)", said)]
         first, last = first or next(iter(covered), 0), max([last, *covered])
         for what, path in re.findall(r"ERROR: libFuzzer: ([^\n(]+).*?Test unit written to (\S+)", said, re.DOTALL):
             found[Path(path).name] = what.strip()
-        if child.returncode and "libFuzzer" not in said:
+        if code and "libFuzzer" not in said:
             raise SystemExit(f"{name}: the fuzzer cannot run:\n{said[-3000:]}")
+        left = int(end - time.monotonic())
     return {"executions": executions, "cpu_s": cpu_s, "branches": [first, last], "findings": sorted(found.values()),
             "inputs": [str(work / name) for name in found]}  # fmt: skip
 
@@ -123,16 +139,12 @@ def main() -> None:
     parser.add_argument("--path", default="", help="folder that holds atheris")
     parser.add_argument("--record", type=Path, help="file to which figures are appended")
     parser.add_argument("--replay", type=Path, help="runs one input and shows what comes of it")
-    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--left", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    sys.path[:0] = [str(HERE), str(ROOT), str(ROOT / "tools"), *([options.path] if options.path else [])]
-    if options.child:
-        fuzz(options.child, options, options.work / options.child)
-        return
-    from targets import TARGETS, clean_up
-
+    folders = [HERE, ROOT, ROOT / "tools", ROOT / "tests", *([options.path] if options.path else [])]
+    sys.path[:0] = map(str, folders)
     if options.replay:
+        from targets import TARGETS, clean_up
+
         try:
             print(TARGETS[options.targets[0]].run(options.replay.read_bytes()))
         finally:
@@ -140,6 +152,12 @@ def main() -> None:
         return
     if importlib.util.find_spec("atheris") is None:
         raise SystemExit("atheris is not installed: `pip install atheris`, or give its folder with `--path`.")
+    import atheris
+
+    end = time.monotonic() + 60 * options.minutes
+    # Imported once: it takes longer than a target's turn of some seconds. Each turn is a fork.
+    with atheris.instrument_imports(include=["fastload", "tarfile", "zipfile"], enable_loader_override=False):
+        from targets import TARGETS
     names = options.targets or list(TARGETS)
     journal = None
     if options.record:
@@ -148,8 +166,8 @@ def main() -> None:
 
         journal = Journal(options.record, minutes=options.minutes, memory_mb=options.memory_mb, seconds=options.seconds)
     total, open_findings = 0, 0
-    for name in names:
-        found = long_run(name, max(1, round(60 * options.minutes / len(names))), options)
+    for turn, name in enumerate(names):
+        found = long_run(name, TARGETS[name], (end - time.monotonic()) / (len(names) - turn), options)
         total, open_findings = total + found["executions"], open_findings + len(found["findings"])
         if journal:
             journal.note(f"fuzz-{name}", target="0 findings", **{key: found[key] for key in list(found)[:4]})

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -22,6 +22,9 @@ from typing import Any
 import numpy as np
 from fuzz_choices import Choices
 from fuzz_files import idx_of, npy_of, picture, records_of, tar_of, zip_of
+from jpeg_processes import SAMPLINGS, made
+from jpeg_processes import jpeg as jpeg_of
+from jpeg_ways import WAYS
 
 from fastload.errors import ImageError
 from fastload.format.ragged import Column
@@ -432,6 +435,24 @@ def jpeg(data: bytes) -> None:
         if 0 < head.height * head.width < 10_000:
             shape = head.height, head.width, 1 if head.components == 1 else 3
             decode_part(data, 1, shape, 1, (0, 0, min(8, head.height), head.width), 2)
+
+
+@target(*(made(name) for name in ("sof0-8-11", "sof2-8-221111", "sof3-8-11", "sof3-12-111111", "sof9-8-221111")))
+def jpeg_ways(data: bytes) -> None:
+    """A JPEG of any process, through every way that reads one."""
+    for way in WAYS.values():
+        with suppress(ImageError):
+            way(data)
+
+
+@target()
+def jpeg_processes(data: bytes) -> None:
+    """The same of a file that is well but for its process, precision, factors or some bytes."""
+    c = Choices(data)
+    factors = c.pick(SAMPLINGS[::-1])
+    jpeg_ways(
+        c.raw(jpeg_of(c.pick((0xC0, 0xC2, 0xC3, 0xC1, 0xC9, 0xCA, 0xCB)), 8 if not c.wrong() else c.byte(), factors))
+    )
 
 
 @target(
