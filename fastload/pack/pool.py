@@ -37,7 +37,7 @@ from fastload.pack.encode import announce_samples
 from fastload.pack.pack_worker import PackTask, Unwritten, Worker
 from fastload.remote.client import in_use
 from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures
-from fastload.system.threads import in_threads, may_fork
+from fastload.system.threads import end_with, in_threads, may_fork
 
 _EARLY_WORKERS = 2
 _SAMPLES_A_WORKER = 32
@@ -75,6 +75,7 @@ class PackPool:
         self._unwritten: dict[int, Unwritten] = {}
         self._files: tuple[Files | Pictures | Arrays | None, Masks | None] = None, None
         self._processes: dict[Connection, int] = {}  # to their numbers
+        self._held: list[Connection] = []  # a pipe to each, whose end is theirs
         self._files_sent = False
         self._ahead = False  # whether what tasks read is behind URLs, and fetched before they begin
 
@@ -102,13 +103,17 @@ class PackPool:
             with suppress(ChildProcessError):
                 os.waitpid(process, 0)
         self._processes = {}
+        self._held = []
 
     def _start(self, count: int) -> None:
         start = _fork if may_fork() and not in_use() else _spawn
         for _ in range(count):
             ours, theirs = Pipe()
-            self._processes[ours] = start(theirs.fileno())
+            parent, held = Pipe(duplex=False)
+            self._processes[ours] = start(theirs.fileno(), parent.fileno())
+            self._held.append(held)
             theirs.close()
+            parent.close()
 
     def run(
         self,
@@ -281,17 +286,17 @@ def _send(worker: Connection, message: bytes) -> None:
 # Workers have a session of their own: Ctrl-C is for the parent, which then ends them.
 
 
-def _spawn(fd: int) -> int:
+def _spawn(fd: int, parent: int) -> int:
     """Starts a worker process as a fresh Python; returns its number."""
-    code = f"import sys; sys.path[:] = {sys.path!r}; from fastload.pack.pool import serve; serve({fd})"
+    code = f"import sys; sys.path[:] = {sys.path!r}; from fastload.pack.pool import serve; serve({fd}, {parent})"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[fd], start_new_session=True
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[fd, parent], start_new_session=True
     )
     process.returncode = 0  # The pool waits for it.
     return process.pid
 
 
-def _fork(fd: int) -> int:
+def _fork(fd: int, parent: int) -> int:
     """Starts a worker process as a fork of this one; returns its number."""
     with warnings.catch_warnings():
         warnings.simplefilter(
@@ -307,17 +312,21 @@ def _fork(fd: int) -> int:
         # The numbers stay in use, as objects from before the fork may close them.
         null = os.open(os.devnull, os.O_RDWR)
         for inherited in map(int, os.listdir("/proc/self/fd")):
-            if inherited not in (1, 2, fd, null):
+            if inherited not in (1, 2, fd, parent, null):
                 with suppress(OSError):  # that of the listing, which is closed already
                     os.fstat(inherited)
                     os.dup2(null, inherited)
-        serve(fd)
+        serve(fd, parent)
     finally:
         os._exit(0)
 
 
-def serve(fd: int) -> None:
-    """Runs a worker process: receives tasks and sends results over this descriptor until its other end is closed."""
+def serve(fd: int, parent: int) -> None:
+    """Runs a worker process: receives tasks and sends results over this descriptor until its other end is closed.
+
+    It ends at once, whatever it is at, when the other end of the pipe `parent` is.
+    """
+    end_with(parent)
     if has_libjpeg():
         import_module("simplejpeg")  # while the parent still lists
     with Connection(fd) as connection, suppress(EOFError, ConnectionError), ExitStack() as stack:
@@ -350,8 +359,8 @@ class BackgroundPack:
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process runs
         # Not by the command line, whose start takes as long as packing a thousand photos.
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from fastload.system.threads import end_with_input; "
-            f"end_with_input(); from fastload.pack import pack_images; "
+            f"import sys; sys.path[:] = {sys.path!r}; from fastload.system.threads import end_with; end_with(0); "
+            f"from fastload.pack import pack_images; "
             f"pack_images({str(source)!r}, {str(output)!r}, store='source', workers=0)"
         )
         self._process = subprocess.Popen(
