@@ -189,6 +189,7 @@ def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None) -> None:
         "plan": repr(tasks.survey.plan),
         "streams": [(stream.name, os.path.basename(stream.path), stream.base) for stream in tasks.streams],
         "headers": headers_to_json(headers),
+        "parts": [part.name for part in job.parts],
     }
     journal.begin(head, tasks.sources)
     made: list[Path] = []

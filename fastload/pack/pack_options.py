@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -251,6 +252,10 @@ class PackJob:
     alone: bool = False  # whether no other process has this output: its name is of this attempt only
     # Of a shard: `plan` and `key_bytes` of the survey of the whole dataset, and its `headers` for these samples
     planned: Mapping[str, Any] | None = None
+    is_part: bool = False  # of another output: its journal stays with it, by which the same call gives its report again
+    # Files that it is made of, named after what they hold: they go, with their journals, when it is complete.
+    parts: tuple[Path, ...] = ()
+    reported: Mapping[str, Any] = field(default_factory=dict)  # of the report: known before, and not what packing finds
 
     @property
     def may_skip(self) -> bool:
@@ -290,7 +295,7 @@ def checked_output(output: str | Path, overwrite: bool, source: object = None) -
     """
     output = Path(output)
     if output.is_symlink():
-        output = output.resolve()
+        output = Path(os.path.realpath(output))  # Path.resolve raises RuntimeError for links in a circle
     if output.is_dir():
         raise OutputError(f"{output}: a folder. Name a file in it, such as {output / 'out.h5'}.")
     if output.exists() and not output.is_file():
