@@ -337,4 +337,7 @@ def _reserve(tasks: PackTasks, made: list[Path] | None = None) -> None:
 
 def _on_tmpfs(path: Path) -> bool:
     types = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
-    return next((types[str(above)] for above in path.resolve().parents if str(above) in types), "") == "tmpfs"
+    return (
+        next((types[str(above)] for above in Path(os.path.realpath(path)).parents if str(above) in types), "")
+        == "tmpfs"
+    )

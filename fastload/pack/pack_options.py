@@ -19,6 +19,7 @@ from fastload.images.image_header import large_images
 from fastload.remote.paths import path_of
 from fastload.sources.listing import Listing, OnError, SourceOptions
 from fastload.sources.mask_classes import MaskOptions, read_palette
+from fastload.system.files import is_below
 from fastload.system.machine import available_memory
 
 Fit = Literal["crop", "pad", "stretch"]
@@ -294,8 +295,8 @@ def checked_output(output: str | Path, overwrite: bool, source: object = None) -
     A source that is a path must not be the output, nor contain it.
     """
     output = Path(output)
-    if output.is_symlink():
-        output = Path(os.path.realpath(output))  # Path.resolve raises RuntimeError for links in a circle
+    if output.is_symlink() and (output := Path(os.path.realpath(output))).is_symlink():
+        raise OutputError(f"{output}: is a link that leads back to itself. Remove it, or choose another name.")
     if output.is_dir():
         raise OutputError(f"{output}: a folder. Name a file in it, such as {output / 'out.h5'}.")
     if output.exists() and not output.is_file():
@@ -308,7 +309,7 @@ def checked_output(output: str | Path, overwrite: bool, source: object = None) -
     if output.exists() and not overwrite and not journal_path(output).exists():
         raise output_exists(output)
     if isinstance(source, (str, Path)):
-        if Path(source).is_dir() and output.resolve().is_relative_to(Path(source).resolve()):
+        if Path(source).is_dir() and is_below(output, Path(source)):
             raise OutputError(
                 f"{output}: lies inside the source {source}, which would then contain its own packed copy. Choose a "
                 f"folder outside of it."

@@ -91,6 +91,12 @@ def save_bytes(data: bytes, path: Path, *, force: bool) -> None:
             unfinished.unlink(missing_ok=True)
 
 
+def is_below(path: Path, folder: Path) -> bool:
+    """Whether a path lies in a folder or below, or is the folder, links followed."""
+    # Path.resolve raises RuntimeError for links that lead back to themselves.
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
 def mode_for(path: Path) -> int:
     """Returns the permissions of a new file at `path`: those of the file that it replaces, or what the umask leaves."""
     with contextlib.suppress(OSError):
