@@ -87,12 +87,16 @@ def read_calls(log: Path) -> list[Call]:
 
 @dataclass(frozen=True)
 class Case:
-    """A command: `words` with SRC and OUT for the folder of inputs and the output; `before`: what OUT holds first."""
+    """A command: `words` with SRC and OUT for the folder of inputs and the output; `before`: what OUT holds first.
+
+    `last`: the file of a folder that is written when all others are whole.
+    """
 
     name: str
     words: tuple[str, ...]
     before: bytes | None = None
     folder: bool = False
+    last: str = ""
 
     @property
     def warms(self) -> bool:
@@ -240,6 +244,8 @@ class Bench:
             assert found is not None and os.listdir(output.parent) == [output.name]
             if not case.folder:
                 assert self.run(Case("", ("verify", "OUT")), output).returncode == 0
+            if case.last:
+                assert self.run(Case("", ("verify", "OUT")), output / case.last).returncode == 0
             self._whole[case.name] = found
             shutil.rmtree(output.parent)
         return self._whole[case.name]
@@ -259,7 +265,7 @@ class Bench:
         found = content(output)
         if case.folder and found is not None:
             # An empty folder, or one whose journal is not begun, is what an export may begin in.
-            unfinished = ".fastload-export" in found or not found
+            unfinished = ".fastload-export" in found or not found or (case.last and case.last not in found)
             assert unfinished or found == self.whole(case), (
                 f"neither absent, nor unfinished, nor whole: {sorted(found)}"
             )
