@@ -32,7 +32,7 @@ from fastload import (
     PackedDataset,
 )
 from fastload.errors import FileChangedError, OptionError, ShareError, StateError
-from fastload.read.chunk_filters import FilteredChunks
+from fastload.format.chunk_filters import FilteredChunks
 from fastload.system.files import drop
 from sample_files import write_packed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -49,7 +50,7 @@ def doctor(
                 raise OptionError(f"--json {json_path}: name a file; what the script prints keeps stdout to itself.")
             check_new_file(json_path, force=force)
         check_report(report, force=force)
-        if json_path is not None and report is not None and json_path.resolve() == report.resolve():
+        if json_path is not None and report is not None and os.path.realpath(json_path) == os.path.realpath(report):
             raise OptionError(f"--json {json_path} --report {report}: both name one file; give each its own.")
         with Signals() as signals:  # to the end: a second, impatient Ctrl-C does not lose the verdict
             with live_panel("doctor", seconds, script_runs=True) as show:

@@ -252,8 +252,8 @@ def _check_folder(folder: Path, identity: str) -> bool:
         raise OutputError(f"{folder}: is not empty. Give a new folder; nothing is ever written among other files.")
     if found != identity:
         raise OutputError(
-            f"{folder}: holds an unfinished export of another file, split or layout. Finish that one, or remove the "
-            f"folder."
+            f"{folder}: holds an unfinished export of another file, split or layout. Wait for it if it is in progress, "
+            f"finish it by its command, or remove the folder."
         )
     return True
 

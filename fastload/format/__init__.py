@@ -2,8 +2,8 @@
 
 Goes in: arrays and options (writing), a path (reading). Comes out: a file laid out as below without its pixels, or a
 `PackedFile` that describes it. Read first: `header` (`read_header`, `PackedFile`, `Field`), `writer` (`create_file`),
-then `ragged` (rows of varying length), `texts`, `codecs` (compression), `digests`. Imports only `errors` and `system`;
-no torch.
+then `ragged` (rows of varying length), `texts`, `codecs` (compression), `digests`. Imports only `errors`, `timing` and
+`system`; no torch.
 
 A packed file is a standard HDF5 file (superblock of HDF5 1.10, no user block) that any HDF5 tool opens. All datasets
 are in the root group and have first dimension N, the number of samples, except ragged ones, see below.

@@ -34,6 +34,7 @@ from fastload.format.digests import (
 from fastload.format.ragged import RaggedExtent
 from fastload.format.shards import INDEX_AGAIN, Shards, read_shards
 from fastload.format.valid import CHANGED, FORMAT_VERSION, bad, open_hdf5
+from fastload.system.files import is_below
 
 __all__ = ["FORMAT_VERSION", "Field", "FileIdentity", "PackedFile", "open_hdf5", "read_header"]
 
@@ -284,7 +285,7 @@ def _read_shard(index: PackedFile, number: int) -> PackedFile:
     shards = index.shards
     assert shards is not None, "an index"
     name, folder = shards.names[number], index.path.absolute().parent
-    if not (path := folder / name).resolve().is_relative_to(folder.resolve()):
+    if not is_below(path := folder / name, folder):
         raise FormatError(f"{index.path}: its shard {name} is a link that leaves the folder; refused as unsafe.")
     try:
         with index.remote.holding_header(number) if index.remote is not None else nullcontext():

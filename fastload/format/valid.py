@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, FormatError, MissingFileError, typed
+from fastload.format.chunk_filters import check_gzip
 from fastload.format.digests import MOST_READ, attributes, plain
 from fastload.format.ragged import INDEX_DTYPES, index_names
 
@@ -146,6 +147,8 @@ def check_stored(path: Path, name: str, item: h5py.Dataset, file_bytes: int, *, 
             num_bytes = math.prod(grid) * chunk_bytes
             if num_bytes > file_bytes:
                 raise cut_off(path, name, num_bytes, file_bytes)
+        if filtered and not pixels:  # which h5py reads
+            check_gzip(path, name, item)
     stored = file_bytes if num_bytes <= file_bytes else min(int(item.id.get_storage_size()), file_bytes)
     most = stored * (_MOST_BY_ANY if pixels else _MOST_BY_GZIP if filtered else 1)
     if num_bytes > most + (_FREE_PIXEL_BYTES if pixels else _FREE_BYTES) or int(item.shape[0]) > most + _FREE_BYTES:

@@ -37,6 +37,7 @@ from fastload.pack.pool import BackgroundPack
 from fastload.read.linear import Read
 from fastload.read.ragged_rows import Decoded, RaggedReader
 from fastload.read.reader import RowReader, check_rows
+from fastload.system.files import is_below
 from fastload.system.text import counted, text_of
 
 _log = logging.getLogger("fastload")
@@ -85,16 +86,18 @@ def _has_few_files(path: Path) -> bool:
 
 def packed_path(source: Path, cache_dir: str | os.PathLike[str] | None) -> Path:
     """Returns where the packed file of a folder or archive lies: in the same folder, or in another one."""
-    whole = source.resolve()
+    whole = Path(os.path.realpath(source))
     if cache_dir is None:
         return whole.with_name(f"{whole.name}.fastload.h5")
     folder = Path(cache_dir)
-    if folder.resolve().is_relative_to(whole):
+    if is_below(folder, whole):
         raise OptionError(f"cache_dir={os.fspath(cache_dir)!r}: lies inside the source {source}. Name another folder.")
-    with contextlib.suppress(FileExistsError):
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     if not folder.is_dir():
-        raise OptionError(f"cache_dir={os.fspath(cache_dir)!r}: is a file. Name a folder.")
+        raise OptionError(
+            f"cache_dir={os.fspath(cache_dir)!r}: is no folder, and none can be made there. Name another."
+        )
     # Folders of one name may lie in several places.
     return folder.absolute() / f"{whole.name}-{xxhash.xxh3_64_hexdigest(os.fsencode(whole))[:8]}.fastload.h5"
 

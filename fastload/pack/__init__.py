@@ -18,7 +18,7 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -350,23 +350,26 @@ def _planned(arguments: Mapping[str, Any]) -> tuple[PackJob, ShardPlan]:
     return job, plan_shards(job, survey, wanted)
 
 
-def pack_listing(job: PackJob, workers: int | None = None) -> PackReport:
-    """Packs a listing that is made already; otherwise as `pack_images`."""
+def pack_listing(job: PackJob, workers: int | None = None, journal: Journal | None = None) -> PackReport:
+    """Packs a listing that is made already; otherwise as `pack_images`.
+
+    `journal`: that of the output, where the caller has it locked.
+    """
     started = time.perf_counter()
     job = replace(job, output=checked_output(job.output, job.overwrite))
     processes = worker_count(workers)
     sharers = worker_count(workers or None) if job.alone else processes  # as a rule each CPU has an attempt at a shard
     with job.options.accepting_large(sharers), PackPool(processes) as pool:
-        return _run(job, pool, started)
+        return _run(job, pool, started, journal)
 
 
-def _run(job: PackJob, pool: PackPool, started: float) -> PackReport:
+def _run(job: PackJob, pool: PackPool, started: float, held: Journal | None = None) -> PackReport:
     """Begins or continues a pack, under the journal's lock, and returns the report of the finished file."""
     pool.use(job.listing)
     copies = job.options.size is None and job.options.mode is None and only_arrays(job.listing)
     if copies or job.listing.files is None:
         pool.workers = 0  # Copying arrays takes less time than sending tasks.
-    with closing(Journal(journal_path(job.output), alone=job.alone)) as journal:
+    with nullcontext(held) if held else closing(Journal(journal_path(job.output), alone=job.alone)) as journal:
         found = journal.read()
         try:
             if report := finished_report(job, journal, found):

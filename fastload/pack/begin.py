@@ -189,6 +189,7 @@ def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None, pool: Pa
         "plan": repr(tasks.survey.plan),
         "streams": [(stream.name, os.path.basename(stream.path), stream.base) for stream in tasks.streams],
         "headers": headers_to_json(headers),
+        "parts": [part.name for part in job.parts],
     }
     journal.begin(head, tasks.sources)
     made: list[Path] = []
@@ -336,4 +337,7 @@ def _reserve(tasks: PackTasks, made: list[Path] | None = None) -> None:
 
 def _on_tmpfs(path: Path) -> bool:
     types = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
-    return next((types[str(above)] for above in path.resolve().parents if str(above) in types), "") == "tmpfs"
+    return (
+        next((types[str(above)] for above in Path(os.path.realpath(path)).parents if str(above) in types), "")
+        == "tmpfs"
+    )

@@ -25,7 +25,7 @@ from fastload.pack.decisions import source_exceptions
 from fastload.pack.encode import ROW
 from fastload.pack.engine import PackTasks
 from fastload.pack.journal import Journal, JournalContents, TaskRecord, source_table
-from fastload.pack.pack_options import PackJob, output_exists
+from fastload.pack.pack_options import PackJob, journal_path, output_exists
 from fastload.pack.survey import unreadable
 from fastload.system.files import mode_for, output_errors, sync_folder
 from fastload.system.text import counted, format_bytes, object_text, seconds_text
@@ -134,6 +134,7 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
         "encodings": {name: count for name, count in zip(ENCODINGS, counts, strict=False) if count},
         "chunks": tasks.chunks_of(made),
         "pixel_bytes": int((height * width * (channels * value_bytes + mask_bytes)).sum()),
+        **job.reported,
     }
     journal.finished({**done, "header_digest": header_digest, "path": path.name, "sources": _sources_check(job)})
     with output_errors(
@@ -158,24 +159,33 @@ def _copy_permissions(old: Path, new: Path) -> None:
 
 
 def _clean_up(job: PackJob, files: Iterable[Path], journal: Journal) -> None:
-    """Removes what only packing needed, the journal last: it says whose the others are."""
-    there = [path for path in dict.fromkeys(files) if os.path.lexists(path)]
+    """Removes what only packing needed, the journal last: it says whose the others are. That of a part stays."""
+    parts = [path for part in job.parts for path in (part, journal_path(part))]
+    there = [path for path in dict.fromkeys([*files, *parts]) if os.path.lexists(path)]
     for path in there:
         remove(path)
     if there:
         with output_errors(f"{job.output.parent}: cannot be written ({{}}). Run the same command again."):
             sync_folder(job.output.parent)
-    journal.remove()
+    if not job.is_part:
+        journal.remove()
 
 
 def finished_report(job: PackJob, journal: Journal, found: JournalContents | None) -> PackReport | None:
-    """Returns the report of a pack that was killed between the file's final name and the removal of its journal."""
+    """Returns the report of a pack that was killed between the file's final name and the removal of its journal.
+
+    Of a job with parts these say whether it is the same one: the samples of a file that it replaced are gone.
+    """
     if found is None or found.finished is None or not job.output.exists():
         return None
     done = dict(found.finished)
     same_sources, header_digest = done.pop("sources") == _sources_check(job), done.pop("header_digest")
     unpublished = job.output.with_name(done.pop("path")).exists()
-    if unpublished or not same_sources or changed_since(job, found.head, found.sources):
+    if job.parts:
+        same = found.head.get("parts") == [part.name for part in job.parts]
+    else:
+        same = same_sources and not changed_since(job, found.head, found.sources)
+    if unpublished or not same:
         return None
     with suppress(FormatError):
         file = read_header(job.output)

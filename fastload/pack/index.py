@@ -215,8 +215,7 @@ def _header(path: Path, output: Path) -> PackedFile:
 
 
 def _relative(path: Path, output: Path) -> str:
-    folder = output.absolute().parent.resolve()
-    found = path.absolute().resolve()
+    folder, found = (Path(os.path.realpath(each)) for each in (output.absolute().parent, path))
     if not found.is_relative_to(folder):
         raise OptionError(
             f"{path}: lies outside of {folder}, the folder of the index, which names its shards relative to itself. "

@@ -6,7 +6,7 @@ being packed; when the object is complete in the store, it is removed. A call af
 | file in the folder | content |
 | --- | --- |
 | `OUT.h5.part`, `.journal`, ... | an unfinished pack, see `engine` |
-| `lock` | locked by the call that packs |
+| `OUT.h5.lock` | locked by the call that packs |
 | `OUT.h5`, `OUT.h5.packed` | the complete file, and of what it was packed, until it is uploaded |
 """
 
@@ -211,7 +211,7 @@ def _locked_folder(to: ObjectPath) -> Iterator[Path]:
     """Yields the work folder of a URL, which no other call of this machine uses meanwhile; PackError: one does."""
     deadline_s = time.monotonic() + _ORPHANS_S
     while True:
-        lock = work_folder(to) / "lock"
+        lock = work_folder(to) / f"{to.name}.lock"  # `lock` alone may be the name of the output
         with output_errors(f"{lock}: cannot be written ({{}}). Name another folder: FASTLOAD_CACHE."):
             fd = open_output(lock, os.O_RDWR | os.O_CREAT)
         try:

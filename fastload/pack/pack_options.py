@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,6 +19,7 @@ from fastload.images.image_header import large_images
 from fastload.remote.paths import path_of
 from fastload.sources.listing import Listing, OnError, SourceOptions
 from fastload.sources.mask_classes import MaskOptions, read_palette
+from fastload.system.files import is_below
 from fastload.system.machine import available_memory
 
 Fit = Literal["crop", "pad", "stretch"]
@@ -251,6 +253,10 @@ class PackJob:
     alone: bool = False  # whether no other process has this output: its name is of this attempt only
     # Of a shard: `plan` and `key_bytes` of the survey of the whole dataset, and its `headers` for these samples
     planned: Mapping[str, Any] | None = None
+    is_part: bool = False  # of another output: its journal stays with it, by which the same call gives its report again
+    # Files that it is made of, named after what they hold: they go, with their journals, when it is complete.
+    parts: tuple[Path, ...] = ()
+    reported: Mapping[str, Any] = field(default_factory=dict)  # of the report: known before, and not what packing finds
 
     @property
     def may_skip(self) -> bool:
@@ -289,8 +295,8 @@ def checked_output(output: str | Path, overwrite: bool, source: object = None) -
     A source that is a path must not be the output, nor contain it.
     """
     output = Path(output)
-    if output.is_symlink():
-        output = output.resolve()
+    if output.is_symlink() and (output := Path(os.path.realpath(output))).is_symlink():
+        raise OutputError(f"{output}: is a link that leads back to itself. Remove it, or choose another name.")
     if output.is_dir():
         raise OutputError(f"{output}: a folder. Name a file in it, such as {output / 'out.h5'}.")
     if output.exists() and not output.is_file():
@@ -303,7 +309,7 @@ def checked_output(output: str | Path, overwrite: bool, source: object = None) -
     if output.exists() and not overwrite and not journal_path(output).exists():
         raise output_exists(output)
     if isinstance(source, (str, Path)):
-        if Path(source).is_dir() and output.resolve().is_relative_to(Path(source).resolve()):
+        if Path(source).is_dir() and is_below(output, Path(source)):
             raise OutputError(
                 f"{output}: lies inside the source {source}, which would then contain its own packed copy. Choose a "
                 f"folder outside of it."

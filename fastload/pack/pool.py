@@ -40,7 +40,7 @@ from fastload.pack.pack_worker import NO_SAMPLE, PackTask, Unwritten, Worker
 from fastload.remote.client import in_use
 from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures, first_few
 from fastload.system.machine import how_it_ended, which_end
-from fastload.system.threads import in_threads, may_fork
+from fastload.system.threads import end_with, in_threads, may_fork
 
 _EARLY_WORKERS = 2
 _SAMPLES_A_WORKER = 32
@@ -83,6 +83,7 @@ class PackPool:
         self._files: tuple[Files | Pictures | Arrays | None, Masks | None] = None, None
         self._processes: dict[Connection, int] = {}  # to their numbers
         self._numbers: dict[Connection, int] = {}  # to their places
+        self._held: list[Connection] = []  # a pipe to each, whose end is theirs
         self._places: _Places | None = None  # of the processes; the last one is for those that try samples alone
         self._refused: dict[int, str] = {}  # samples that ended a process, also alone, and how
         self._keys: Sequence[str] = ()
@@ -113,6 +114,7 @@ class PackPool:
             with suppress(ChildProcessError):
                 os.waitpid(process, 0)
         self._processes = {}
+        self._held = []
         if self._places is not None:
             self._places.close()
 
@@ -123,12 +125,16 @@ class PackPool:
     def _start_one(self, number: int) -> Connection:
         """Starts a process that notes in this place which sample it is at; below 0: in the last one."""
         ours, theirs = Pipe()
+        parent, held = Pipe(duplex=False)
         if self._places is None:
             self._places = _Places(self.threads + 1)
         start = _fork if may_fork() and not in_use() else _spawn
         self._places[number] = NO_SAMPLE
-        self._processes[ours], self._numbers[ours] = start(theirs.fileno(), self._places.fileno(), number), number
+        process = start(theirs.fileno(), parent.fileno(), self._places.fileno(), number)
+        self._processes[ours], self._numbers[ours] = process, number
+        self._held.append(held)
         theirs.close()
+        parent.close()
         return ours
 
     def _at(self, number: int) -> int:
@@ -442,18 +448,18 @@ class _Watch:
 # Workers have a session of their own: Ctrl-C is for the parent, which then ends them.
 
 
-def _spawn(fd: int, places: int, number: int) -> int:
+def _spawn(fd: int, parent: int, places: int, number: int) -> int:
     """Starts a worker process as a fresh Python; returns its number."""
-    serving = f"from fastload.pack.pool import serve; serve({fd}, {places}, {number})"
+    serving = f"from fastload.pack.pool import serve; serve({fd}, {parent}, {places}, {number})"
     code = f"import sys; sys.path[:] = {sys.path!r}; {serving}"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[fd, places], start_new_session=True
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[fd, parent, places], start_new_session=True
     )
     process.returncode = 0  # The pool waits for it.
     return process.pid
 
 
-def _fork(fd: int, places: int, number: int) -> int:
+def _fork(fd: int, parent: int, places: int, number: int) -> int:
     """Starts a worker process as a fork of this one; returns its number."""
     with warnings.catch_warnings():
         warnings.simplefilter(
@@ -469,20 +475,22 @@ def _fork(fd: int, places: int, number: int) -> int:
         # The numbers stay in use, as objects from before the fork may close them.
         null = os.open(os.devnull, os.O_RDWR)
         for inherited in map(int, os.listdir("/proc/self/fd")):
-            if inherited not in (1, 2, fd, places, null):
+            if inherited not in (1, 2, fd, parent, places, null):
                 with suppress(OSError):  # that of the listing, which is closed already
                     os.fstat(inherited)
                     os.dup2(null, inherited)
-        serve(fd, places, number)
+        serve(fd, parent, places, number)
     finally:
         os._exit(0)
 
 
-def serve(fd: int, places: int, number: int) -> None:
+def serve(fd: int, parent: int, places: int, number: int) -> None:
     """Runs a worker process: receives tasks and sends results over this descriptor until its other end is closed.
 
-    It notes which sample it is at in a place of the memory that it shares with its parent.
+    It notes which sample it is at in a place of the memory that it shares with its parent, and ends at once, whatever
+    it is at, when the other end of the pipe `parent` is.
     """
+    end_with(parent)
     place = place_in(places)[number:][:1]
     if has_libjpeg():
         import_module("simplejpeg")  # while the parent still lists
@@ -519,8 +527,8 @@ class BackgroundPack:
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process runs
         # Not by the command line, whose start takes as long as packing a thousand photos.
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from fastload.system.threads import end_with_input; "
-            f"end_with_input(); from fastload.pack import pack_images; "
+            f"import sys; sys.path[:] = {sys.path!r}; from fastload.system.threads import end_with; end_with(0); "
+            f"from fastload.pack import pack_images; "
             f"pack_images({str(source)!r}, {str(output)!r}, store='source', workers=0)"
         )
         self._process = subprocess.Popen(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import multiprocessing
 import os
-import select
 import signal
 import sys
 import threading
@@ -16,11 +14,10 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from fastload.prefetch.waiting import WorkerStacks
+from fastload.system.threads import end_with
 
 PRELOADED = "fastload.prefetch.preloaded"
 """The module that a forkserver imports beside the main program, where nobody has chosen otherwise."""
-
-_F_SETSIG = 10  # of Linux; the module fcntl does not have it
 
 
 def begin_worker(stacks: WorkerStacks, worker: int) -> None:
@@ -136,29 +133,10 @@ def end_with_parent(worker: int) -> None:
     """Ends this worker process at once when the process that made it is gone, however that ended.
 
     torch's workers look at their parent's process id. Under a forkserver that is the server, which lives as long as
-    they do. On Linux the kernel kills it, also while it is stopped or hangs: the other end of a pipe was closed.
-    Elsewhere a thread ends it, which a stopped process does not run.
+    they do.
     """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    pipe = parent.sentinel
-    try:
-        if not sys.platform.startswith("linux"):
-            raise OSError("only Linux lets a process choose the signal")
-        fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(pipe, _F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    except OSError:
-
-        def wait() -> None:
-            parent.join()
-            os._exit(1)
-
-        threading.Thread(target=wait, name=f"fastload-worker-{worker}-parent", daemon=True).start()
-        return
-    if select.select([pipe], (), (), 0)[0]:  # it was gone already
-        os._exit(1)
+    if (parent := multiprocessing.parent_process()) is not None:
+        end_with(parent.sentinel)
 
 
 def worker_context() -> BaseContext:

@@ -29,10 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, FormatError, typed
+from fastload.format.chunk_filters import FilteredChunks
 from fastload.format.codecs import load_filters
 from fastload.format.header import PackedFile
 from fastload.format.valid import damaged, is_of_hdf5, open_hdf5
-from fastload.read.chunk_filters import FilteredChunks
 from fastload.read.identity import check_path, open_checked, read_error
 from fastload.system.text import format_bytes
 from fastload.timing.stopwatch import lap

@@ -19,6 +19,7 @@ import ctypes
 import errno
 import mmap
 import os
+import posixpath
 import shutil
 import stat
 import tempfile
@@ -33,7 +34,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.errors import CacheError, OptionError
+from fastload.errors import CacheError, FormatError, OptionError
 from fastload.remote.byte_locks import ByteLocks
 from fastload.remote.chunks import Range, joined_ranges, without
 from fastload.system.files import write_at
@@ -42,6 +43,8 @@ from fastload.system.text import format_bytes
 VERSION = 1
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _BLOCK = mmap.PAGESIZE
+OWN_FILES = ("chunks", "locks", "meta.json")
+"""Names of the files of a dataset's folder that are no copies."""
 _IN_USE = 2**62  # the byte of `locks` on which each user of a dataset has a shared lock
 _BOUND, _ALIVE = 0, 1  # bytes of `used`
 # Kept free for what file systems allocate by themselves, for records, and while meta.json is written anew: one part in
@@ -64,6 +67,28 @@ def boot_number() -> int:
     except OSError:
         text = b""
     return max(2, xxhash.xxh32_intdigest(text))
+
+
+def check_names(url: str, names: Sequence[str]) -> None:
+    """Raises FormatError where a copy of a file would lie where another one does, or a file of the cache's own.
+
+    The names are those of the files of one dataset, relative to its folder.
+    """
+    taken, found = set(OWN_FILES), [posixpath.normpath(name) for name in names]
+    for name, path in zip(names, found, strict=True):
+        if path in taken:
+            why = "as a file that the cache keeps beside its copy" if path in OWN_FILES else "twice"
+            raise FormatError(
+                f"{url}: has a file called {name!r}, {why}. Give it another name, and make the index again."
+            )
+        taken.add(path)
+    for name, path in zip(names, found, strict=True):
+        while path := posixpath.dirname(path):
+            if path in taken:
+                raise FormatError(
+                    f"{url}: has a file {name!r} in a folder {path!r}, which is the name of a file in the cache. Give "
+                    f"it another name, and make the index again."
+                )
 
 
 def are_there(records: NDArray[Any]) -> NDArray[np.bool_]:

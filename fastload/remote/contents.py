@@ -15,7 +15,7 @@ import numpy as np
 
 from fastload.errors import FastloadError, OptionError
 from fastload.format.header import PackedFile, open_hdf5, read_header
-from fastload.remote.cache import RECORD, VERSION, CachedDataset, CacheFolder, allocated_below, are_there
+from fastload.remote.cache import RECORD, VERSION, CachedDataset, CacheFolder, allocated_below, are_there, check_names
 from fastload.remote.chunks import ChunkTable, Range, ShardLayout
 from fastload.remote.headers import as_index, header_ranges
 from fastload.remote.meta import Meta
@@ -220,6 +220,8 @@ def _header(folder: Path) -> PackedFile | None:
         for name in names:
             with suppress(FastloadError, OSError, RuntimeError, KeyError):
                 found = read_header(folder / name)
+                if found.shards is not None:
+                    check_names(name, [name, *found.shards.names])
                 if found.header_digest == folder.name.partition("-")[0]:
                     return found if found.shards is not None else as_index(found)
     return None

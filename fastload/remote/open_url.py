@@ -18,7 +18,7 @@ import xxhash
 from fastload.errors import CacheError, FormatError, MissingFileError, OptionError
 from fastload.format.header import PackedFile, read_header
 from fastload.remote.byte_locks import ByteLocks
-from fastload.remote.cache import CacheFolder, forget_all, keep_in_use
+from fastload.remote.cache import CacheFolder, check_names, forget_all, keep_in_use
 from fastload.remote.chunks import Range
 from fastload.remote.client import Client, open_client
 from fastload.remote.headers import as_index, copy_ranges, fetch_into_memory, sparse_file
@@ -46,6 +46,7 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
     folder_key, name = key[: key.rfind("/") + 1], key[key.rfind("/") + 1 :]
     if not name:
         raise OptionError(f"{shown(url)}: ends with a slash, which no object's name does. Give that of a packed file.")
+    check_names(shown(url), [name])
     info = client.head(key)
     cache = CacheFolder(remote.cache_folder(), remote.limit())
     deadline_s, pause_s = time.monotonic() + remote.give_up_after, _FIRST_PAUSE_S
@@ -72,11 +73,13 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     in_use, found = used
+    cache.close()
     try:
         if not (is_index := found.shards is not None):
             found = as_index(found)
+        elif found.shards is not None:
+            check_names(shown(url), [name, *found.shards.names])
         file = replace(found, identity=found.identity._replace(mtime_ns=-1))
-        cache.close()
         shards = RemoteShards(url, remote, file, client, folder_key)
     finally:
         in_use.close()

@@ -19,7 +19,7 @@ from fastload.errors import DamagedRowError, FastloadError, RemoteError, Replace
 from fastload.format.header import PackedFile, open_hdf5
 from fastload.format.shards import Shards
 from fastload.remote.backend import ObjectInfo
-from fastload.remote.cache import CachedDataset, CacheFolder, check_room, digest_of
+from fastload.remote.cache import OWN_FILES, CachedDataset, CacheFolder, check_room, digest_of
 from fastload.remote.chunks import (
     Chunk,
     ChunkTable,
@@ -41,7 +41,6 @@ from fastload.system.text import format_bytes, text_of
 from fastload.timing.network import NetworkUse
 
 _ANEW_BYTES = 256 * 2**20  # of chunks that `read_anew` fetches ahead
-_OWN_FILES = ("chunks", "locks", "meta.json")
 _log = logging.getLogger("fastload")
 
 
@@ -253,7 +252,7 @@ class RemoteShards:
         shards = min(self.ranks * num_chunks, len(self._shards.names))
         num_chunks = min(num_chunks, self.table.num_chunks)
         self._least_bytes = num_chunks * self._chunk_bytes
-        files = sum(path.stat().st_blocks * 512 for path in self._file.path.parent.iterdir() if path.name in _OWN_FILES)
+        files = sum(path.stat().st_blocks * 512 for path in self._file.path.parent.iterdir() if path.name in OWN_FILES)
         headers = int(np.sort(self._shards.num_bytes - self._pixel_bytes())[::-1][:shards].sum())
         check_room(self._cache, self.ranks * num_chunks * self._chunk_bytes + headers + files, why, or_else)
 

@@ -9,10 +9,10 @@ Read `packed_listing` first. Imports `pack`, `read`, `sources` and below; never 
 
 from __future__ import annotations
 
-import glob
-import json
+import os
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,21 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from fastload.errors import OptionError, OutputError, SourceError, typed
+from fastload.errors import OptionError, OutputError, ResumeError, SourceError, typed
 from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, parse_codec
 from fastload.format.header import PackedFile, read_header
 from fastload.format.writer import CHUNK_BYTES, dump_options
 from fastload.pack import PackJob, PackOptions, PackReport, pack_listing
-from fastload.pack.journal import source_table
-from fastload.pack.pack_options import EncodingOption, Progress, is_joined, of_file_options
+from fastload.pack.finish import finished_report
+from fastload.pack.journal import Journal, source_table
+from fastload.pack.pack_options import (
+    EncodingOption,
+    Progress,
+    checked_output,
+    is_joined,
+    journal_path,
+    of_file_options,
+)
 from fastload.read.checked import close_readers, has_ragged
 from fastload.read.columns import open_columns
 from fastload.read.identity import check_path
@@ -37,7 +45,6 @@ from fastload.repack.packed_listing import Choice, choose_rows, list_packed, pac
 from fastload.repack.packed_rows import RaggedRows, RowByRow, undecodable
 from fastload.sources.listing import Listing, OnError, first_few
 from fastload.sources.mask_classes import with_mask_options
-from fastload.system.files import save_text
 from fastload.system.text import text_of
 
 __all__ = ["Choice", "append_images", "merge_files", "repack_file"]
@@ -190,7 +197,8 @@ def append_images(
 
     They are packed with the options of the file, whose seed shuffles them among themselves; classes may be new ones.
     The file is written anew and replaced when it is complete, so whoever reads it goes on with what it held. Until
-    then the new part lies beside it, as `.OUT.h5.append-DIGEST`, and the same call continues an interrupted one.
+    then the new part lies beside it, as `.OUT.h5.append-DIGEST`, and the same call continues an interrupted one. Nobody
+    else packs to the file meanwhile: another call is a PackError.
 
     Args:
         output: the packed file.
@@ -204,11 +212,9 @@ def append_images(
         SourceError: the source cannot be packed, or its images do not fit those of the file.
         MissingFileError, FormatError, OptionError, OutputError, ResumeError, PackError: as pack_images.
     """
-    from fastload.sources.layouts import list_source  # which no other copy needs
-
+    started = time.perf_counter()
     local_path(output, "packed files of an object store are not written to. Append to the one that it was copied from.")
-    started, file, output = time.perf_counter(), read_header(output), Path(output)
-    if file.version is None:
+    if (file := read_header(output)).version is None:
         raise OptionError(
             f"{output}: fastload did not write it, so it is not known how to add images. Pack it first: `fastload pack "
             f"{typed(output)} OUT.h5`."
@@ -218,10 +224,35 @@ def append_images(
             f"{output}: is an index, whose shards stay as they are. Pack the images to a file of their own in its "
             f"folder, and make an index of all: `fastload index`."
         )
-    options = _options_of_more(file)
+    output = checked_output(output, True)
+    with closing(Journal(journal_path(output))) as journal:  # which nobody else has until the end
+        try:
+            report = _append(output, source, layout, workers, on_error, progress, journal)
+        except BaseException:
+            if journal.is_empty():
+                journal.remove()
+            raise
+    seconds = time.perf_counter() - started
+    return replace(report, seconds=seconds, images_per_s=report.images_per_s / max(seconds, 1e-9), decoded_per_s=0.0)
+
+
+def _append(
+    output: Path,
+    source: str | Path,
+    layout: str | None,
+    workers: int | None,
+    on_error: OnError,
+    progress: Progress | None,
+    journal: Journal,
+) -> PackReport:
+    """Does what `append_images` does, under the journal's lock; `images_per_s` is how many images were added."""
+    from fastload.sources.layouts import list_source  # which no other copy needs
+
+    file = read_header(output)
+    options, own = _options_of_more(file), f"`fastload append` packs with the options of {output}"
     masks = file.fields.get("masks")
     padded = options.pads and masks is not None and "ignore_index" in masks.attrs
-    with of_file_options(f"`fastload append` packs with the options of {output}", _OWN_OPTIONS):
+    with of_file_options(own, _OWN_OPTIONS):
         with options.accepting_large(1):
             labels = file.fields.get("labels")
             classes = labels.names if labels is not None else ()
@@ -229,44 +260,49 @@ def append_images(
         listing = with_mask_options(listing, options.masks, source, padded=padded)
     if masks is not None and listing.masks is not None:  # also where all of the new ones are small
         listing = replace(listing, masks=replace(listing.masks, dtype=masks.dtype.newbyteorder("=")))
+    # Of the samples alone: the file that it was begun for is gone when one that was killed at its end is continued.
+    digest = xxhash.xxh3_64_hexdigest(source_table(listing).tobytes())
+    more = output.with_name(f".{output.name}.append-{digest}")
+    job = PackJob(f"{output.name}, {source}", output, listing, options, on_error, True, progress, parts=(more,))
+    found = journal.read()
+    if report := finished_report(job, journal, found):
+        return report
+    if os.path.lexists(job.part) and (found is None or not found.head.get("parts")):
+        raise ResumeError(
+            f"{job.part}: left by an unfinished pack of something else. Finish that one by its command, or remove "
+            f"{job.part.name} and {journal.path.name}."
+        )
     _check_new_keys(file, listing, source)
-    digest = xxhash.xxh3_64_hexdigest(source_table(listing).tobytes() + file.header_digest.encode())
-    parts = output.with_name(f".{output.name}.append-")
-    more = parts.with_name(f"{parts.name}{digest[:8]}")
-    # What packing it reported is kept with it, for a call that goes on after it.
-    kept = parts.with_name(f"{more.name}.json")
-    if not (more.exists() and kept.exists()):
-        with of_file_options(f"`fastload append` packs with the options of {output}", _OWN_OPTIONS):
-            report = pack_listing(PackJob(str(source), more, listing, options, on_error, True, progress), workers)
-        said = {name: getattr(report, name) for name in ("skipped", "warned", "converted")}
-        save_text(json.dumps(said), kept, force=True)
-    said = json.loads(kept.read_text())
-    skipped, warned = (tuple(map(tuple, said[name])) for name in ("skipped", "warned"))
-    added = read_header(more).num_rows
+    with of_file_options(own, _OWN_OPTIONS):
+        packed = pack_listing(
+            PackJob(str(source), more, listing, options, on_error, True, progress, is_part=True), workers
+        )
     check_path(file)  # its names were compared, maybe hours ago
     try:
         joined = list_merged([output, more], skip_damaged=on_error == "skip")
     except SourceError as exc:
         more.unlink()
-        kept.unlink()
+        journal_path(more).unlink()
         differences = str(exc).removeprefix("Files that differ cannot be merged: ").partition(". Pack both")[0]
         raise SourceError(
             f"{source}: its samples do not fit those of {output}: {differences.replace(str(more), str(source))}. Bring "
             f"them to the same form, or pack both together."
         ) from exc
-    joined = replace(joined, attrs={**joined.attrs, "repacked": dump_options({"appended": added, "to": file.num_rows})})
-    copying = PackOptions(shuffle=False, chunk_bytes=options.chunk_bytes)
-    job = PackJob(f"{output.name}, {source}", output, joined, copying, on_error, True, progress)
+    added = packed.num_samples
+    job = replace(
+        job,
+        listing=replace(
+            joined,
+            skipped=(*packed.skipped, *joined.skipped),
+            notes=tuple(note.replace(more.name, str(source)) for note in joined.notes),
+            attrs={**joined.attrs, "repacked": dump_options({"appended": added, "to": file.num_rows})},
+        ),
+        options=PackOptions(shuffle=False, chunk_bytes=options.chunk_bytes),
+        reported={"warned": packed.warned, "converted": packed.converted},
+    )
     # The options stay those of the file, by which more may be appended.
-    report = _write(job, [file, read_header(more)], None, workers, pack_options(file.attrs))
-    for part in parts.parent.glob(f"{glob.escape(parts.name)}*"):
-        part.unlink(missing_ok=True)
-    seconds = time.perf_counter() - started
-    return replace(
-        report, skipped=(*skipped, *report.skipped), warned=warned, converted=said["converted"], seconds=seconds,
-        images_per_s=added / max(seconds, 1e-9), decoded_per_s=0.0,
-        notes=tuple(note.replace(more.name, str(source)) for note in report.notes),
-    )  # fmt: skip
+    report = _write(job, [file, read_header(more)], None, workers, pack_options(file.attrs), journal)
+    return replace(report, images_per_s=added)
 
 
 def _check_new_keys(file: PackedFile, listing: Listing, source: str | Path) -> None:
@@ -300,10 +336,12 @@ def _write(
     wanted: Codec | None,
     workers: int | None,
     options_kept: dict[str, Any] | None = None,
+    journal: Journal | None = None,
 ) -> PackReport:
     """Writes the rows of a job, which are from these files, with the options they were packed with that still hold.
 
-    `wanted` is the codec asked for, None to keep that of now; `options_kept` are to be the file's `pack_options`.
+    `wanted` is the codec asked for, None to keep that of now; `options_kept` are to be the file's `pack_options`;
+    `journal` is that of the output, where the caller has it locked.
     """
     listing, options, skips = job.listing, job.options, job.on_error == "skip"
     packed_with = pack_options(listing.attrs)
@@ -350,7 +388,7 @@ def _write(
         masks = listing.masks and replace(listing.masks, files=RowByRow.of(listing.masks.files))
         listing = replace(listing, files=RowByRow.of(listing.files), masks=masks)
     try:
-        return pack_listing(replace(job, listing=listing, options=options), 0 if codec == NONE else workers)
+        return pack_listing(replace(job, listing=listing, options=options), 0 if codec == NONE else workers, journal)
     finally:
         close_readers()
 

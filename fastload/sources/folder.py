@@ -164,8 +164,8 @@ def find_images(tree: Tree) -> NDArray[np.int64]:
     looked = " ".join(IMAGE_SUFFIXES)
     if not tree.names:
         why = f"it is empty but for folders ({len(tree.folders)})" if tree.folders else "it is empty"
-        if tree.broken:
-            why = f"{key_of(tree.broken[0][0])} {tree.broken[0][1]}, and there is nothing else"
+        if amiss := tree.broken or tree.passed:
+            why = f"{key_of(amiss[0][0])} {amiss[0][1]}, and there is nothing else"
         raise SourceError(
             f"{tree.path} holds no image: {why}. Give the folder or archive that holds the images ({looked})."
         )

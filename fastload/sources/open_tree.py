@@ -107,6 +107,7 @@ def _walk(root: Path) -> Tree:
     folders: list[str] = []
     sizes, mtimes = array("q"), array("q")
     broken: list[tuple[str, str]] = []
+    passed: list[tuple[str, str]] = []
     hidden: list[str] = []
     circles: list[str] = []
     status = os.stat(top)
@@ -133,8 +134,8 @@ def _walk(root: Path) -> Tree:
                 is_folder = entry.is_dir()
                 status = entry.stat()
             except OSError as exc:
-                if is_image(name):
-                    broken.append((name, _WHY_BROKEN.get(exc.errno or 0, f"cannot be read: {exc.strerror}")))
+                why = _WHY_BROKEN.get(exc.errno or 0, f"cannot be read: {exc.strerror}")
+                (broken if is_image(name) else passed).append((name, why))
                 continue
             if is_folder:
                 identity = (status.st_dev, status.st_ino)
@@ -153,6 +154,8 @@ def _walk(root: Path) -> Tree:
     names = [names[i] for i in order]
     listed = np.array(sizes, np.int64)[order], np.array(mtimes, np.int64)[order]
     notes = [hidden_note(hidden)] if hidden else []
+    if passed:
+        notes.append(f"NOT READ: {first_few(f'{key_of(name)} {why}' for name, why in sorted(passed))}.")
     if circles:
         notes.append(f"Links that lead back to a folder above them were not followed: {first_few(sorted(circles))}.")
     return Tree(
@@ -163,5 +166,6 @@ def _walk(root: Path) -> Tree:
         mtimes_ns=listed[1],
         files=FolderFiles.of(top, [name.encode("utf-8", "surrogateescape") for name in names], *listed),
         broken=sorted(broken),
+        passed=sorted(passed),
         notes=tuple(notes),
     )

@@ -74,6 +74,7 @@ class Tree:
     files: Files  # reads the files by their position in names
     # (name, reason) of images that cannot be read at all: dangling links, encrypted, ...
     broken: list[tuple[str, str]] = field(default_factory=list)
+    passed: list[tuple[str, str]] = field(default_factory=list)  # the same of other files and folders
     notes: tuple[str, ...] = ()  # sentences about what was passed over
     file: str = ""  # name of the table or array file that was given, which lies in `path`; "" for folder or archive
 

@@ -58,12 +58,16 @@ def save_text(text: str, path: Path, *, force: bool) -> None:
 def save_bytes(data: bytes, path: Path, *, force: bool) -> None:
     """Writes `data` to `path`, by way of a temporary file in the same folder: nobody sees half of it.
 
+    Where the system can, a new file has no name until it is whole, so that who is killed leaves nothing.
+
     Raises:
         OutputError: it cannot be written, or `force` is not set and the file was created meanwhile.
     """
     path = path.absolute()
     unfinished: Path | None = None
     try:
+        if not force and _save_unnamed(data, path):
+            return
         handle, name = tempfile.mkstemp(prefix=f".{path.name[:40]}.", suffix=".part", dir=path.parent)
         unfinished = Path(name)
         with os.fdopen(handle, "wb") as file:
@@ -89,6 +93,36 @@ def save_bytes(data: bytes, path: Path, *, force: bool) -> None:
     finally:
         if unfinished is not None:
             unfinished.unlink(missing_ok=True)
+
+
+def _save_unnamed(data: bytes, path: Path) -> bool:
+    """Writes a new file that gets its name when it is whole; returns False where the system has no such files.
+
+    FileExistsError: there is a file of that name; OSError: as on a full disk.
+    """
+    try:
+        fd = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except (AttributeError, OSError):  # not Linux; a file system without them
+        return False
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(fd)
+        os.fchmod(fd, mode_for(path))
+        try:
+            # As open(2) advises. With a descriptor, which counts for nothing here, Python lets the link be followed.
+            os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)
+        except FileExistsError:
+            raise
+        except OSError:  # no /proc, or no hard links
+            return False
+    return True
+
+
+def is_below(path: Path, folder: Path) -> bool:
+    """Whether a path lies in a folder or below, or is the folder, links followed."""
+    # Path.resolve raises RuntimeError for links that lead back to themselves.
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def mode_for(path: Path) -> int:

@@ -1,11 +1,13 @@
 """Threads whose work releases the GIL: a function mapped over a stream, and a shorter switch interval meanwhile.
 
-And one that ends a process with its parent; and whether processes may be forks.
+And how a process ends with its parent; and whether processes may be forks.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import signal
 import sys
 import threading
@@ -18,6 +20,8 @@ from typing import TypeVar
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
+
+_F_SETSIG = 10  # of Linux; the module fcntl does not have it
 
 _forking: ContextVar[bool] = ContextVar("forking", default=False)
 
@@ -115,12 +119,27 @@ def may_fork() -> bool:
     return _forking.get() and threading.active_count() == 1
 
 
-def end_with_input() -> None:
-    """Lets this process end when its standard input does: with the process that started it, however that one ends."""
+def end_with(pipe: int) -> None:
+    """Ends this process at once when the other end of a pipe is closed: with who holds that, however that one ends.
 
-    def until_closed() -> None:
-        while os.read(0, 1):  # not sys.stdin: its lock would be held while the interpreter ends
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
+    Nothing is ever written into the pipe, and no other process has this end of it open. On Linux the kernel kills this
+    process, also while it is stopped or hangs. Elsewhere a thread ends it, which a stopped process does not run.
+    """
+    closed = select.poll()
+    closed.register(pipe, select.POLLIN)
+    try:
+        if not sys.platform.startswith("linux"):
+            raise OSError("only Linux lets a process choose the signal")
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(pipe, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    except OSError:
 
-    threading.Thread(target=until_closed, name="fastload-parent", daemon=True).start()
+        def until_closed() -> None:
+            closed.poll()
+            os._exit(1)
+
+        threading.Thread(target=until_closed, name="fastload-parent", daemon=True).start()
+        return
+    if closed.poll(0):  # it was closed already
+        os._exit(1)

@@ -87,12 +87,16 @@ def read_calls(log: Path) -> list[Call]:
 
 @dataclass(frozen=True)
 class Case:
-    """A command: `words` with SRC and OUT for the folder of inputs and the output; `before`: what OUT holds first."""
+    """A command: `words` with SRC and OUT for the folder of inputs and the output; `before`: what OUT holds first.
+
+    `last`: the file of a folder that is written when all others are whole.
+    """
 
     name: str
     words: tuple[str, ...]
     before: bytes | None = None
     folder: bool = False
+    last: str = ""
 
     @property
     def warms(self) -> bool:
@@ -135,7 +139,7 @@ CASES = (
 
 
 MANY = 70
-"""Images in the folders `many photos` and `many masked`: enough for two workers."""
+"""Images in the folders `many photos`, `many more` and `many masked`: enough for two workers."""
 
 
 def make_inputs(root: Path) -> None:
@@ -145,13 +149,15 @@ def make_inputs(root: Path) -> None:
         size = (24 + number % 3 * 4, 20)
         pixels = rng.integers(0, 255, (*size, 3), np.uint8)
         small = number < 12
-        for folder in ("photos", "damaged", "many photos")[0 if small else 2 :]:
-            path = root / folder / f"class{number % 2}" / f"{number:02d}.jpg"
+        for folder in ("photos", "damaged", "more", "many photos", "many more")[0 if small else 3 :]:
+            more = "more" * folder.endswith("more")
+            path = root / folder / f"class{number % 2}" / f"{more}{number:02d}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(path, quality=80)
-        for folder in ("masked", "many masked")[0 if small else 1 :]:
+        for folder in ("masked", "masked more", "many masked")[0 if small else 2 :]:
+            more = "more" * folder.endswith("more")
             for name, image in (("images", pixels), ("masks", np.full(size, number % 4, np.uint8))):
-                path = root / folder / name / f"{number:02d}.png"
+                path = root / folder / name / f"{more}{number:02d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(image).save(path)
     damaged = root / "damaged/class0/04.jpg"
@@ -166,6 +172,20 @@ PACKED = (
     Case("masked", (*_MASKED, "--size", "16")),
 )
 """Packed files that are inputs of other cases."""
+
+
+def append_cases(inputs: Path) -> tuple[Case, ...]:
+    """Returns cases of `fastload append` to copies of packed inputs."""
+    words = {
+        "a": ("SRC/more", "--workers", "0"),
+        "ragged": ("SRC/many more", "--workers", "2"),
+        "masked": ("SRC/masked more", "--workers", "0"),
+        "source": ("SRC/more", "--workers", "0", "--on-error", "skip"),
+    }
+    return tuple(
+        Case(f"append to {name}", ("append", "OUT", *more), before=(inputs / f"{name}.h5").read_bytes())
+        for name, more in words.items()
+    )
 
 
 def content(path: Path) -> dict[str, bytes] | None:
@@ -224,6 +244,8 @@ class Bench:
             assert found is not None and os.listdir(output.parent) == [output.name]
             if not case.folder:
                 assert self.run(Case("", ("verify", "OUT")), output).returncode == 0
+            if case.last:
+                assert self.run(Case("", ("verify", "OUT")), output / case.last).returncode == 0
             self._whole[case.name] = found
             shutil.rmtree(output.parent)
         return self._whole[case.name]
@@ -243,7 +265,7 @@ class Bench:
         found = content(output)
         if case.folder and found is not None:
             # An empty folder, or one whose journal is not begun, is what an export may begin in.
-            unfinished = ".fastload-export" in found or not found
+            unfinished = ".fastload-export" in found or not found or (case.last and case.last not in found)
             assert unfinished or found == self.whole(case), (
                 f"neither absent, nor unfinished, nor whole: {sorted(found)}"
             )

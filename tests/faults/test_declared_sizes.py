@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import struct
 import tracemalloc
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
+from record_files import write_mds
 from small_trees import npy, picture, refused, values, write_tar
 
-from fastload.errors import ImageError, SourceError
+from fastload import PackedDataset, pack_images
+from fastload.errors import FormatError, ImageError, SourceError
 from fastload.format.ragged import Column
 from fastload.sources.box_forms import BoxSlots
 from fastload.sources.coco.coco import fill_polygon
@@ -183,3 +188,65 @@ def test_columns_of_one_name_are_named_however_many_there_are(tmp_path: Path) ->
         ",".join(["file_name", *map(str, range(50_000)), "7"]) + "\n" + ",".join(["a.png"] * 50_002)
     )
     refused("two columns are called '7'", tmp_path / "t.csv")
+
+
+def bomb(num_bytes: int, *, raw: bool = False) -> bytes:
+    """So many zeros, deflated to a thousandth."""
+    packing, block = zlib.compressobj(1, zlib.DEFLATED, -15 if raw else 15), bytes(2**20)
+    return b"".join([packing.compress(block) for _ in range(num_bytes // len(block))]) + packing.flush()
+
+
+@pytest.mark.parametrize(
+    ("field", "filters", "message"),
+    [
+        ("images", {}, "`images` cannot be decoded .*769 bytes where 768 are expected"),
+        ("images", {"shuffle": True}, "`images` cannot be decoded .*769 bytes where 768 are expected"),
+        ("images", {"fletcher32": True}, "`images` has a chunk of .* which should stand for 768"),
+        ("labels", {}, "`labels` has a chunk of .* which should stand for 32"),
+    ],
+)
+def test_a_chunk_in_gzip_is_inflated_no_further_than_to_its_own_bytes(
+    tmp_path: Path, field: str, filters: dict[str, bool], message: str
+) -> None:
+    shapes = {"images": (4, 8, 8, 3), "labels": (4,)}
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, shape in shapes.items():
+            file.create_dataset(name, shape, "u1" if name == "images" else "i8", chunks=shape, **(
+                {"compression": "gzip"} | filters if name == field else {}
+            ))  # fmt: skip
+        file[field].id.write_direct_chunk((0,) * len(shapes[field]), bomb(2**27) + bytes(4 * len(filters)))
+    with at_most(16), pytest.raises(SourceError, match=message):
+        pack_images(tmp_path / "a.h5", tmp_path / "o.h5", workers=0)
+    with at_most(16), pytest.raises(FormatError, match=message):
+        dataset = PackedDataset(tmp_path / "a.h5", fields=("images", "labels"))
+        dataset[0]
+
+
+def test_a_dataset_that_claims_more_than_its_file_can_hold_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["images"] = np.zeros((4, 8, 8, 3), np.uint8)
+        file.create_dataset("labels", (2**40,), "i8", chunks=(2**20,), compression="gzip")
+    with at_most(16):
+        refused("`labels` claims .*it was cut short, or damaged", tmp_path / "a.h5")
+
+
+def test_a_member_of_a_zip_is_inflated_no_further_than_to_the_size_that_is_stated(tmp_path: Path) -> None:
+    path, data = tmp_path / "a.zip", bomb(2**27, raw=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("c/x.png", png())
+        archive.writestr("c/y.png", data)
+    stored = bytearray(path.read_bytes())
+    for begin, method, size in ((b"PK\3\4", 8, 22), (b"PK\1\2", 10, 24)):
+        at = stored.rindex(begin)
+        stored[at + method : at + method + 2], stored[at + size : at + size + 4] = b"\x08\0", struct.pack("<L", 768)
+    path.write_bytes(stored)
+    with at_most(16):
+        report = pack_images(path, tmp_path / "o.h5", layout="folder", workers=0, on_error="skip")
+    assert report.num_samples == 1 and [key for key, _ in report.skipped] == ["c/y.png"]
+
+
+def test_a_shard_of_mosaicml_is_unpacked_no_further_than_its_index_states(tmp_path: Path) -> None:
+    write_mds(tmp_path, {"image": "png", "label": "int"}, [[png(), bytes(8)]], pack=("gz", gzip.compress))
+    [packed] = tmp_path.glob("*.gz")
+    packed.write_bytes(gzip.compress(bytes(2**27), 1))
+    refused(r"has [0-9]{1,8} bytes unpacked, where its index.json says", tmp_path)

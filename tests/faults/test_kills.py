@@ -35,6 +35,7 @@ CASES = (
     Case("repack gzip", ("repack", "SRC/a.h5", "OUT", "--codec", "gzip", "--workers", "2")),
     Case("repack ragged", ("repack", "SRC/ragged.h5", "OUT", "--workers", "2")),
     Case("merge", ("merge", "SRC/a.h5", "SRC/b.h5", "--output", "OUT", "--workers", "2")),
+    Case("shards", (*_MANY[:2], "OUT/o.h5", "--shards", "2", "--parents", *_MANY[3:]), folder=True, last="o.h5"),
     Case("export", ("export", "SRC/masked.h5", "OUT", "--workers", "2"), folder=True),
 )
 

@@ -214,7 +214,7 @@ def test_after_a_kill_within_an_upload_nothing_is_visible_and_the_same_call_uplo
     killed = run(KILLED, str(large), f"{s3.url}/out.h5")
     assert killed.returncode == -9, killed.stderr
     assert objects(s3) == {}
-    assert left_here(cache) == {"pack", "lock", "out.h5", "out.h5.packed"}
+    assert left_here(cache) == {"pack", "out.h5.lock", "out.h5", "out.h5.packed"}
     assert len(s3.boto3.list_multipart_uploads(Bucket=s3.bucket)["Uploads"]) == 1  # which a lifecycle rule ends
     monkeypatch.setattr(output_url, "AT_ONCE_BYTES", 0)
     monkeypatch.setattr(output_url, "PART_BYTES", 5 * 2**20)

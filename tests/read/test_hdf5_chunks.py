@@ -10,9 +10,9 @@ import pytest
 from small_files import random_pixels, write_foreign
 
 from fastload.errors import FileChangedError
+from fastload.format.chunk_filters import FilteredChunks
 from fastload.format.header import read_header
 from fastload.plan import ChunkWindow, EpochPlan
-from fastload.read.chunk_filters import FilteredChunks
 from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.read.reader import RowReader
 from fastload.system.threads import in_threads

@@ -244,6 +244,20 @@ def test_a_url_that_ends_with_a_slash_is_said(url):
         PackedDataset(url, remote="cache")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["chunks", "locks", "meta.json", "chunks/a.h5"])
+def test_a_file_or_shard_with_a_name_of_the_cache_s_own_files_is_refused(range_server, cache, name):
+    (range_server.folder / name).parent.mkdir(exist_ok=True)
+    odd, plain = shard(range_server.folder, 0).rename(range_server.folder / name), shard(range_server.folder, 1)
+    index_files([plain, odd], range_server.folder / "out.h5")
+    assert PackedDataset(range_server.folder / "out.h5")[199] is not None, "on a disk any name will do"
+    with pytest.raises(FormatError, match=rf"out\.h5: has a file .*'{name}'.* another name"):
+        PackedDataset(f"{range_server.url}/out.h5")
+    assert "0 wrong chunks in 1 dataset" in called("cache", "verify", code=1).stderr, "and its copy is to be removed"
+    if "/" not in name:
+        with pytest.raises(FormatError, match=rf"/{name}: has a file called '{name}'"):
+            PackedDataset(f"{range_server.url}/{name}")
+
+
 def test_what_cannot_take_a_url_says_so_and_what_to_do(url, tmp_path):
     (tmp_path / "source").mkdir()
     with pytest.raises(OptionError, match=r"--source out.*fastload repack URL OUT\.h5"):

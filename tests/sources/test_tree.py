@@ -55,7 +55,11 @@ def test_linked_folders_are_followed_but_not_in_a_circle(tmp_path: Path) -> None
     os.mkfifo(tmp_path / "set" / "pipe.jpg")
     tree = open_tree(tmp_path / "set")
     assert tree.names == ["a/1.jpg", "again/1.jpg", "b/1.jpg", "linked/1.jpg"]
-    assert tree.notes == ("Links that lead back to a folder above them were not followed: a/up.",)
+    assert tree.notes == (
+        "NOT READ: again/gone.txt is a link to a file that does not exist, linked/gone.txt is a link to a file that "
+        "does not exist.",
+        "Links that lead back to a folder above them were not followed: a/up.",
+    )
     assert tree.broken == [("b/self.jpg", "is a link that leads back to itself"), ("pipe.jpg", "is not a regular file")]
 
 

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
+import sys
 import threading
 
 import pytest
 
 from fastload.errors import OutputError
-from fastload.system.files import _probed, drop, open_output, read_bytes, read_into, resident_share, write_all, write_at
+from fastload.system.files import (
+    _probed,
+    drop,
+    mode_for,
+    open_output,
+    read_bytes,
+    read_into,
+    resident_share,
+    save_bytes,
+    write_all,
+    write_at,
+)
 
 
 @pytest.fixture
@@ -83,3 +96,19 @@ def test_a_pipe_or_folder_where_an_output_belongs_is_refused_and_not_waited_for(
     waits.start()
     waits.join(60)
     assert said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files without a name")
+@pytest.mark.parametrize("event", ["open", "os.link"])
+def test_who_is_killed_while_a_new_file_is_saved_leaves_nothing(tmp_path, event):
+    if (child := os.fork()) == 0:
+        sys.addaudithook(lambda name, args: os.kill(os.getpid(), signal.SIGKILL) if name == event else None)
+        save_bytes(b"whole", tmp_path / "a.h5", force=False)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert not list(tmp_path.iterdir())
+    save_bytes(b"whole", tmp_path / "a.h5", force=False)
+    assert (tmp_path / "a.h5").stat().st_mode & 0o777 == mode_for(tmp_path / "none")
+    with pytest.raises(OutputError, match="exists"):
+        save_bytes(b"other", tmp_path / "a.h5", force=False)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"whole"]

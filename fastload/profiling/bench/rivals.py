@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fastload.dataset import PackedDataset
 from fastload.errors import ImageError, SourceError
-from fastload.prefetch.worker_start import worker_context
+from fastload.prefetch.worker_start import end_with_parent, worker_context
 from fastload.profiling.bench.passes import Show, Spread, compare, counting, repeat_epochs, run_for, touch_batch
 from fastload.profiling.bench.subject import CropSample, Subject, random_window
 from fastload.profiling.bench.training_loop import LoopFigures
@@ -134,6 +134,7 @@ def plain_loaders(subject: Subject, rows: Sequence[NDArray[np.int64]]) -> dict[s
             drop_last=len(positions) >= subject.batch_size,
             pin_memory=subject.device.type == "cuda",
             multiprocessing_context=worker_context(),
+            worker_init_fn=end_with_parent,
         )
         for name, (samples, positions) in data.items()
     }

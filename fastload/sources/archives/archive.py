@@ -105,10 +105,11 @@ def _tree(path: Path, archive: ListedFile | ListedObject, found: FoundMembers, *
     spans = FileSpans(archive, column("offset", np.int64), column("stored_size", np.int64))
     files = ZipFiles(spans, sizes, column("method", np.uint8), column("crc", np.uint32)) if zipped else spans
     hidden = [key_of(member.name) for member in found.members if _hidden(member.name)]
-    passed = [f"{key_of(name)} {reason}" for name, reason in found.passed if not _hidden(name)]
+    passed = sorted((name, reason) for name, reason in found.passed if not _hidden(name))
     notes = [*found.notes, *([hidden_note(hidden)] if hidden else [])]
     if passed:
-        notes.append(f"Passed over in the archive ({len(passed)}): {first_few(passed)}.")
+        shown = first_few(f"{key_of(name)} {reason}" for name, reason in passed)
+        notes.append(f"Passed over in the archive ({len(passed)}): {shown}.")
     return Tree(
         path=path,
         archive=True,
@@ -118,6 +119,7 @@ def _tree(path: Path, archive: ListedFile | ListedObject, found: FoundMembers, *
         mtimes_ns=np.full(len(members), archive.mtime_ns, dtype=np.int64),
         files=files,
         broken=sorted((name, reason) for name, reason in found.broken if not _hidden(name)),
+        passed=passed,
         notes=tuple(notes),
     )
 

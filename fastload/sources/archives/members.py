@@ -81,8 +81,8 @@ class ZipFiles:
         return data
 
     def read_head(self, i: int, size: int) -> bytes:
-        """Returns the first `size` bytes of member i, unchecked."""
-        stored = int(self.stored.sizes[i])
+        """Returns the first `size` bytes of member i, unchecked; never more than its size is said to be."""
+        size, stored = min(size, int(self.sizes[i])), int(self.stored.sizes[i])
         with self.stored.file.open() as fd:
             start = self._start(fd, i)
             if self.methods[i] != DEFLATED:

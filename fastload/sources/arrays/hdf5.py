@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, MissingFileError, SourceError, typed
+from fastload.errors import FileChangedError, FormatError, MissingFileError, SourceError, typed
+from fastload.format.chunk_filters import FilteredChunks
 from fastload.format.digests import linear_offset, plain
-from fastload.format.header import open_hdf5
+from fastload.format.valid import check_stored, open_hdf5
 from fastload.sources.arrays.named import IMAGES, NamedArray, samples_of_arrays
 from fastload.sources.arrays.raw_rows import Axes, StoredRows, upright
 from fastload.sources.assemble import Draft, Samples, Splits
@@ -102,19 +103,38 @@ class _Hdf5Rows(StoredRows):
 
     file: ListedFile
     name: str  # of the dataset
-    chunk_rows: int  # rows that HDF5 decodes together
+    chunk_rows: int  # rows that are decoded together
+    chunks: FilteredChunks | None  # decodes them; None: HDF5 does
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         rows = self.rows[indices]
         self.file.require_unchanged()
-        with _dataset(self.file.path, self.name) as item:
+        with _reading(self.file.path, self.name, self.chunks) as read:
             chunk = rows // self.chunk_rows
             for number in np.unique(chunk).tolist():
                 where, first = np.flatnonzero(chunk == number), number * self.chunk_rows
-                block = np.asarray(item[first : first + self.chunk_rows])
+                block = read(number, self.chunk_rows)
                 block = block.reshape(len(block), *self.stored_shape)
                 out[where] = upright(block, self.axes)[rows[where] - first]
         self.file.require_unchanged()
+
+
+@contextmanager
+def _reading(
+    path: str | Path, name: str, chunks: FilteredChunks | None
+) -> Iterator[Callable[[int, int], NDArray[Any]]]:
+    """Gives what reads the rows of a chunk, by its number and the rows of a chunk."""
+    if chunks is None:
+        with _dataset(path, name) as item:
+            yield lambda number, rows: np.asarray(item[number * rows : (number + 1) * rows])
+        return
+    try:
+        with open(path, "rb") as file:
+            yield lambda number, rows: chunks.rows(file.fileno(), number)
+    except (FormatError, FileChangedError) as exc:
+        raise SourceError(str(exc)) from exc
+    except OSError as exc:
+        raise SourceError(f"{path}: {name} cannot be read ({exc.strerror or exc}). Copy the file again.") from exc
 
 
 def _datasets(path: Path, file: Any, notes: list[str]) -> Iterator[NamedArray]:
@@ -126,7 +146,10 @@ def _datasets(path: Path, file: Any, notes: list[str]) -> Iterator[NamedArray]:
     around = f"{tops.pop()}/" if len(tops) == 1 and all("/" in name for name in found) else ""
     if around.rstrip("/").lower() in SPLITS:
         around = ""
+    file_bytes = os.path.getsize(path)
     for name, item in found.items():
+        if item.shape and item.dtype.kind != "O":
+            check_stored(path, name, item, file_bytes, pixels=len(item.shape) > 2)
         if not item.shape:
             notes.append(f"Ignored {name}: a single value.")
             continue
@@ -151,13 +174,21 @@ def _named(path: Path, short: str, name: str, item: Any, is_text: bool) -> Named
         contiguous = item.chunks is None and not item.id.get_create_plist().get_nfilters()
         offset = item.id.get_offset() if contiguous else linear_offset(item)
 
+    chunks = FilteredChunks.of(path, name, item)
+
     def values() -> NDArray[Any]:
+        if chunks is not None:
+            every = np.empty(shape, dtype.newbyteorder("="))
+            with _reading(path, name, chunks) as read:
+                for first in range(0, shape[0], chunk_rows):
+                    every[first : first + chunk_rows] = read(first // chunk_rows, chunk_rows)
+            return every
         with _dataset(path, name) as item:
             return np.array(item.asstr(errors="backslashreplace")[()].tolist()) if is_text else np.asarray(item[()])
 
     def by_chunks(row_shape: tuple[int, ...], axes: Axes) -> Arrays:
         rows = np.arange(shape[0], dtype=np.int64)
-        return _Hdf5Rows(rows, row_shape, dtype, axes, ListedFile.of(path), name, chunk_rows)
+        return _Hdf5Rows(rows, row_shape, dtype, axes, ListedFile.of(path), name, chunk_rows, chunks)
 
     classes = plain(item.attrs["names"]) if "names" in item.attrs else ()
     classes = tuple(map(str, classes)) if isinstance(classes, tuple) else (str(classes),)

@@ -175,7 +175,16 @@ def _unpack(tree: Tree, shard: _Shard) -> Unpack:
                 f"{tree.path / shard.packed} is compressed with zstd, which zstandard reads. Install it with "
                 "`pip install fastload[zstd]`."
             ) from exc
-    return known[shard.compression]
+    return partial(_at_most, known[shard.compression], shard.num_bytes)
+
+
+def _at_most(unpack: Unpack, num_bytes: int, file: IO[bytes]) -> Iterable[bytes]:
+    """Yields what a shard unpacks to, no further than to the first block beyond the bytes that its index states."""
+    done = 0
+    for block in unpack(file):
+        yield block
+        if (done := done + len(block)) > num_bytes:
+            return
 
 
 def _blocks(opener: Callable[[IO[bytes]], Any], file: IO[bytes]) -> Iterable[bytes]:

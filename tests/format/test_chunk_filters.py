@@ -17,8 +17,8 @@ import pytest
 import zstandard
 
 from fastload.errors import FileChangedError, FormatError
+from fastload.format import chunk_filters
 from fastload.format.header import PackedFile, read_header
-from fastload.read import chunk_filters
 from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.system.threads import in_threads
 

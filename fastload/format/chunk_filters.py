@@ -2,7 +2,8 @@
 
 libhdf5 holds one lock for the whole process while it decodes; zlib and zstd release even the GIL, so that threads
 decode several chunks at once. Decoded here: gzip, zstd, and HDF5's shuffle before either, of any number type. The rest
-(lzf, n-bit, checksums, filters of plugins) is left to h5py.
+(lzf, n-bit, checksums, filters of plugins) is left to h5py. Never more is decompressed than a chunk should hold;
+libhdf5 takes whatever gzip gives, a thousand times the bytes that lie there (`check_gzip`).
 
 A chunk of one row goes straight into the batch; one of several rows passes through a cache. Masks of 256x256 (64 KiB,
 zstd, one thread, rows in windows): 33 us a row in chunks of one row, 62 us in chunks of four, whose rows were not
@@ -19,7 +20,7 @@ import importlib
 import math
 import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from fastload.format.codecs import (
     GZIP_FILTER,
     SHUFFLE_FILTER,
     ZSTD_FILTER,
+    Filter,
     decompress_zstd,
     is_decoded_here,
     pipeline,
@@ -46,6 +48,9 @@ _GROUP_BYTES = 2**20
 
 _INFLATED_BYTES = 64 * 2**20
 """Bytes of a chunk that are inflated at once: of large ones there are not two in memory."""
+
+_MOST_AROUND = 1024
+"""More bytes than gzip adds to what it cannot compress, beside one in a thousand, and a checksum of HDF5's."""
 
 _MOST_BY_DEFLATE = 1032  # bytes that one byte can stand for (zlib's technical details)
 
@@ -72,9 +77,7 @@ class FilteredChunks:
         self.one_row = self._whole_rows and self._chunks[0] == 1 and self._dtype.isnative
         # Offset, compressed bytes and filter mask of each chunk, int64 (chunks, 3); offset -1: never written.
         self._table = np.full((math.prod(self._grid), 3), -1, np.int64)
-        found = array("q")
-        item.id.chunk_iter(lambda chunk: found.extend((*chunk.chunk_offset, *chunk[1:])))
-        entries = np.frombuffer(found, np.int64).reshape(-1, item.ndim + 3)
+        entries = _entries(item)
         if (entries[:, : item.ndim] >= self._shape).any():
             raise FormatError(
                 f"{path}: `{name}` has a chunk outside its {self._shape[0]:,} rows: its HDF5 metadata is damaged. "
@@ -85,8 +88,18 @@ class FilteredChunks:
 
     @classmethod
     def of(cls, path: Path, name: str, item: h5py.Dataset) -> FilteredChunks | None:
-        """Returns the chunks of a dataset; None if they are not compressed, or h5py has to decode them."""
+        """Returns the chunks of a dataset; None if they are not compressed, or h5py has to decode them.
+
+        FormatError: its metadata is damaged, or h5py would make far more of a chunk than it should hold.
+        """
         filters = pipeline(item)
+        found = cls._of(path, name, item, filters)
+        if found is None:
+            check_gzip(path, name, item)
+        return found
+
+    @classmethod
+    def _of(cls, path: Path, name: str, item: h5py.Dataset, filters: Sequence[Filter]) -> FilteredChunks | None:
         codecs = [one for one in filters if one.number != SHUFFLE_FILTER]
         # With two codecs the number of bytes between them is not known.
         if not filters or not all(map(is_decoded_here, filters)) or len(codecs) > 1:
@@ -185,6 +198,26 @@ class FilteredChunks:
         first = number // math.prod(self._grid[1:]) * self._chunks[0]
         last = min(first + self._chunks[0], self._shape[0]) - 1
         return f"row {first}" if first == last else f"the chunk of rows {first} to {last}"
+
+
+def check_gzip(path: Path, name: str, item: h5py.Dataset) -> None:
+    """Raises FormatError for a chunk in gzip of more bytes than it should hold: no more than a bomb, for libhdf5."""
+    if not item.chunks or GZIP_FILTER not in [one.number for one in pipeline(item)]:
+        return
+    chunk_bytes = math.prod(map(int, item.chunks)) * item.dtype.itemsize
+    longest = int(_entries(item)[:, item.ndim + 2].max(initial=0))
+    if longest > chunk_bytes + chunk_bytes // 1000 + _MOST_AROUND:
+        raise FormatError(
+            f"{path}: `{name}` has a chunk of {longest:,} compressed bytes, which should stand for {chunk_bytes:,}: it "
+            f"is damaged, or made to fill the memory. Copy the file again."
+        )
+
+
+def _entries(item: h5py.Dataset) -> NDArray[np.int64]:
+    """Returns of each chunk that was written its first element, filter mask, offset and bytes, int64 (C, ndim + 3)."""
+    found = array("q")
+    item.id.chunk_iter(lambda chunk: found.extend((*chunk.chunk_offset, *chunk[1:])))
+    return np.frombuffer(found, np.int64).reshape(-1, item.ndim + 3)
 
 
 def _copy(data: Any, out: NDArray[np.uint8]) -> None:
