@@ -96,6 +96,7 @@ class PackedDataset(Dataset[Any]):
         check: CheckOption = "auto",
         remote: Remote | None = None,
     ) -> None:
+        self._in_loader = False
         check_option(check)
         if decode not in ("cpu", "device"):
             raise OptionError(f'PackedDataset(decode={decode!r}): JPEGs are decoded by the "cpu" or the "device"')
@@ -135,12 +136,14 @@ class PackedDataset(Dataset[Any]):
         _ = self.sample_transform  # says now which fields cannot follow it
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _FIXED and name in self.__dict__:
-            raise OptionError(
-                f"dataset.{name} cannot be set: a loader or sampler that has this dataset would not see it. Make "
-                f"another one: PackedDataset(..., {name}=...)."
-            )
+        if (name in _FIXED and name in self.__dict__) or (name in _FIXED_IN_LOADERS and self._in_loader):
+            why = "a loader has this dataset, and would not see it" if self._in_loader else "what is read follows it"
+            raise OptionError(f"dataset.{name} cannot be set: {why}. Make another one: PackedDataset(..., {name}=...).")
         object.__setattr__(self, name, value)
+
+    def fix(self) -> None:
+        """Lets no attribute be set from now on, as a loader has read them."""
+        self._in_loader = True
 
     @property
     def file(self) -> PackedFile:
@@ -478,7 +481,7 @@ class PackedDataset(Dataset[Any]):
     def _with(self, **changed: Any) -> PackedDataset:
         """Returns the same dataset with other attributes, and without an open reader."""
         dataset = copy.copy(self)
-        vars(dataset).update(changed, _file=self._file)
+        vars(dataset).update(changed, _file=self._file, _in_loader=False)
         return dataset
 
     @property
@@ -567,8 +570,8 @@ def _class_number(file: PackedFile, names: Sequence[str], given: Any) -> int:
     raise OptionError(f"{file.name}: there is no class {given!r}{hint} It has {shown or 'numbers without names'}.")
 
 
-_FIXED = frozenset(("path", "split", "transform", "fields", "decode", "check"))
-"""Attributes that whoever was given the dataset has read."""
+_FIXED = frozenset(("path", "split", "fields", "check"))
+_FIXED_IN_LOADERS = frozenset(("transform", "decode"))
 
 
 def _is_one_number(file: PackedFile, name: str) -> bool:

@@ -168,6 +168,7 @@ class UnpackedDataset(PackedDataset):
     """
 
     def __init__(self, source: Path, output: Path, survey: Survey, identity: str) -> None:
+        self._in_loader = False
         self.path, self.output = source, output
         self._absolute = source.absolute()  # the script may go to another folder before it is packed
         self.split = self.transform = self.check = None

@@ -54,6 +54,7 @@ class PackedInput:
     def __init__(self, dataset: PackedDataset) -> None:
         file = dataset.file
         self.dataset = dataset
+        dataset.fix()
         self.name = file.name  # for messages
         self.fields: tuple[str, ...] | None = dataset.fields  # names of a batch's, in order; None: the samples decide
         # The rows that the plan puts in order, and those of the file that they stand for, int64 (N,); None: themselves.
@@ -247,6 +248,8 @@ def unwrapped(dataset: Any) -> Any:
     if type(dataset) is not Subset:  # one of the user's own may do more
         return dataset
     inner = unwrapped(dataset.dataset)
+    if isinstance(inner, PackedDataset):
+        inner.fix()
     indices = positions_of("Subset.indices", dataset.indices)
     return inner.select(indices) if isinstance(inner, PackedDataset) else dataset
 
@@ -301,6 +304,7 @@ def as_input(source: Any, check: CheckOption = "auto") -> Input:
     """
     source = unwrapped(source)
     if isinstance(source, PackedDataset):
+        source.fix()
         return PackedInput(source.checking(check))
     if isinstance(source, (str, os.PathLike)):
         return PackedInput(PackedDataset(os.fspath(source), check=check))

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_files import write_random
+from torch.utils.data import Subset
 
 from fastload import FastLoader, PackedDataset
 from fastload.errors import OptionError
@@ -54,10 +55,15 @@ def test_the_transforms_of_a_loader_are_no_list_to_append_to(path):
 
 @pytest.mark.parametrize("name", ["path", "split", "transform", "fields", "decode", "check"])
 def test_what_a_dataset_was_made_with_cannot_be_set(path, name):
-    dataset = PackedDataset(path)
-    with pytest.raises(OptionError, match=rf"dataset.{name} cannot be set.*PackedDataset\(\.\.\., {name}="):
-        setattr(dataset, name, "val")
-    assert dataset.split is None and len(dataset) == ROWS
+    dataset, whole = PackedDataset(path), PackedDataset(path)
+    dataset.transform = whole.transform = None  # nobody has read it yet
+    for source in (dataset, Subset(whole, range(20))):
+        with closing(FastLoader(source, 8, workers=1)) as loader:
+            for one in (dataset if source is dataset else whole, loader.dataset):
+                with pytest.raises(OptionError, match=rf"{name} cannot be set: .*PackedDataset\(\.\.\., {name}="):
+                    setattr(one, name, None)
+    with pytest.raises(OptionError, match=r"split cannot be set: what is read follows it"):
+        PackedDataset(path).split = "val"
 
 
 @pytest.mark.parametrize(
