@@ -1,10 +1,10 @@
 """The batches that a loader hands over: tuples or dicts of tensors, with facts about their samples as attributes.
 
 Both are nodes of torch's pytrees, as a tuple is: what maps over tensors (`tree_map`, torchvision's transforms) sees the
-Both are nodes of torch's pytrees, as a tuple is: who maps over tensors (`tree_map`, torchvision's transforms) sees the
-are in the old order. They are dropped where a field no longer has one entry a sample; sizes and pixel_mask, where any
-field has another shape. A transform of torchvision's v2 takes the first tensor for the images and moves no other, as in
-any tuple: give it tv_tensors of the fields.
+fields, and not the attributes. These stay: after `tree_map(lambda t: t[order], batch)` rows, valid and names are in the
+old order. They are dropped where a field no longer has one entry a sample; sizes and pixel_mask, where any field has
+another shape. A transform of torchvision's v2 takes the first tensor for the images and moves no other, as in a tuple:
+give it tv_tensors of the fields.
 
 Batches pickle as plain tuples and dicts; `torch.load(weights_only=True)` takes them once fastload is imported.
 """
