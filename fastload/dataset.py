@@ -32,7 +32,7 @@ from fastload.remote.open_url import open_remote
 from fastload.remote.options import Remote, is_url
 from fastload.system.text import counted, object_html, object_text
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
-from fastload.transforms.tv_tensors import OnTvTensors, is_v2
+from fastload.transforms.tv_tensors import OnTvTensors, is_v2, refuse_image_transforms
 
 Sample = tuple[Any, ...]
 Transform = Callable[[Any], Any]
@@ -180,6 +180,7 @@ class PackedDataset(Dataset[Any]):
     def sample_transform(self) -> Transform | None:
         """What makes a sample of the tuple of fields: `transform`, torchvision's v2 by way of tv_tensors."""
         transform = self.transform
+        refuse_image_transforms(transform)
         if transform is None or "images" not in self.fields or not is_v2(transform):
             return transform
         return OnTvTensors(transform, self.fields, self.coordinates())

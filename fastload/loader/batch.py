@@ -1,7 +1,12 @@
 """The batches that a loader hands over: tuples or dicts of tensors, with facts about their samples as attributes.
 
 Both are nodes of torch's pytrees, as a tuple is: what maps over tensors (`tree_map`, torchvision's transforms) sees the
-fields. They pickle as plain tuples and dicts; `torch.load(weights_only=True)` takes them once fastload is imported.
+fields, and not the attributes. These stay: after `tree_map(lambda t: t[order], batch)` rows, valid and names are in the
+old order. They are dropped where a field no longer has one entry a sample; sizes and pixel_mask, where any field has
+another shape. A transform of torchvision's v2 takes the first tensor for the images and moves no other, as in a tuple:
+give it tv_tensors of the fields.
+
+Batches pickle as plain tuples and dicts; `torch.load(weights_only=True)` takes them once fastload is imported.
 """
 
 from __future__ import annotations
@@ -51,10 +56,14 @@ class _Facts:
             )
         if name in _FACTS_OF_OWN_SIZES:
             raise AttributeError(
-                f"this batch has no {name!r}: FastLoader(batch='pad') gives it, and sizes also batch='list'. Where a "
-                f"framework builds batches anew, ask for 'pixel_mask' in the fields of PackedDataset."
+                f"this batch has no {name!r}: FastLoader(batch='pad') gives it, and sizes also batch='list', until the "
+                f"fields get another shape. Where a framework builds batches anew, ask for 'pixel_mask' in the fields "
+                f"of PackedDataset."
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._known()})
 
     def _told(self, fields: Iterable[tuple[str, Any]]) -> str:
         """Returns the text of `repr`: how many samples, and what each field is."""
@@ -65,6 +74,8 @@ class _Facts:
 
 class Batch(_Facts, tuple[torch.Tensor, ...]):
     """A batch as a tuple of the fields asked for, in order.
+
+    `tree_map` and what else maps over its tensors leaves the attributes as they are, also where it changes the order.
 
     Attributes:
         rows: int64 (B,), the row of each sample in the file; of another dataset, its index. On the loader's device.
@@ -107,17 +118,34 @@ class DictBatch(_Facts, dict[Any, Any]):
         return self._told((f"{key!r}: ", value) for key, value in self.items())
 
 
+_MOST_SHOWN = 3
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-    return f"list of {len(value)}" if isinstance(value, (list, tuple)) else type(value).__name__
+    if isinstance(value, Mapping):
+        parts = [f"{key!r}: {_shown(one)}" for key, one in value.items()]
+        return f"{{{_first_of(parts)}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{_first_of([_shown(one) for one in value])}]"
+    return type(value).__name__
+
+
+def _first_of(parts: list[str]) -> str:
+    """Returns the texts of some parts, and how many there are: one for all of them, if they are the same."""
+    if len(parts) > 1 and len(set(parts)) == 1:
+        return f"{len(parts)} of {parts[0]}"
+    more = f", ... {len(parts)} in all" if len(parts) > _MOST_SHOWN else ""
+    return ", ".join(parts[:_MOST_SHOWN]) + more
 
 
 class _Context:
-    """What a pytree keeps of a batch beside its fields: the facts, which make no difference between two trees."""
+    """The facts and shapes that a pytree keeps beside a batch's fields; they make no difference between two trees."""
 
-    def __init__(self, facts: Mapping[str, Any], keys: tuple[Any, ...] = ()) -> None:
+    def __init__(self, facts: Mapping[str, Any], fields: Iterable[Any] = (), keys: tuple[Any, ...] = ()) -> None:
         self.facts, self.keys = facts, keys
+        self._shapes = [_shape(one) for one in fields] if "sizes" in facts else []
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Context) and self.keys == other.keys
@@ -128,31 +156,42 @@ class _Context:
     def __repr__(self) -> str:
         return f"keys={self.keys!r}" if self.keys else ""
 
+    def facts_of(self, fields: list[Any]) -> Mapping[str, Any]:
+        """Returns the facts that are true of other fields: of as many samples, and of images of the same sizes."""
+        facts = self.facts
+        if "rows" not in facts:
+            return {}
+        count = len(facts["rows"])
+        lengths = [len(one) if isinstance(one, list) or one.ndim else -1 for one in fields if isinstance(one, _SIZED)]
+        if any(length != count for length in lengths):
+            return {}
+        if "sizes" in facts and [_shape(one) for one in fields] != self._shapes:
+            return {name: fact for name, fact in facts.items() if name not in _FACTS_OF_OWN_SIZES}
+        return facts
 
-def _fits(facts: Mapping[str, Any], fields: Iterable[Any]) -> bool:
-    """Whether fields are of the samples that facts are about: each has one for each of them."""
-    count = len(facts["rows"]) if "rows" in facts else -1
-    sizes = [len(one) if isinstance(one, list) or one.ndim else -1 for one in fields if isinstance(one, _SIZED)]
-    return all(size == count for size in sizes)
+
+def _shape(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_shape(one) for one in value]
+    return value.shape if isinstance(value, torch.Tensor) else None
 
 
 def _flatten_tuple(batch: Batch) -> tuple[list[Any], _Context]:
-    return list(batch), _Context(batch._known())
+    return list(batch), _Context(batch._known(), batch)
 
 
 def _unflatten_tuple(values: Iterable[Any], context: _Context) -> Batch:
     fields = list(values)
-    return Batch(fields)._with_facts(context.facts if _fits(context.facts, fields) else {})
+    return Batch(fields)._with_facts(context.facts_of(fields))
 
 
 def _flatten_dict(batch: DictBatch) -> tuple[list[Any], _Context]:
-    return list(batch.values()), _Context(batch._known(), tuple(batch))
+    return list(batch.values()), _Context(batch._known(), batch.values(), tuple(batch))
 
 
 def _unflatten_dict(values: Iterable[Any], context: _Context) -> DictBatch:
     fields = list(values)
-    made = DictBatch(zip(context.keys, fields, strict=True))
-    return made._with_facts(context.facts if _fits(context.facts, fields) else {})
+    return DictBatch(zip(context.keys, fields, strict=True))._with_facts(context.facts_of(fields))
 
 
 register_pytree_node(
@@ -160,6 +199,8 @@ register_pytree_node(
     _flatten_tuple,
     _unflatten_tuple,
     serialized_type_name="fastload.Batch",
+    to_dumpable_context=lambda context: list(context.keys),
+    from_dumpable_context=lambda keys: _Context({}, keys=tuple(keys)),
     flatten_with_keys_fn=lambda batch: (
         [(SequenceKey(i), value) for i, value in enumerate(batch)],
         _flatten_tuple(batch)[1],
@@ -170,6 +211,8 @@ register_pytree_node(
     _flatten_dict,
     _unflatten_dict,
     serialized_type_name="fastload.DictBatch",
+    to_dumpable_context=lambda context: list(context.keys),
+    from_dumpable_context=lambda keys: _Context({}, keys=tuple(keys)),
     flatten_with_keys_fn=lambda batch: (
         [(MappingKey(key), value) for key, value in batch.items()],
         _flatten_dict(batch)[1],

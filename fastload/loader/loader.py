@@ -108,7 +108,8 @@ class FastLoader:
             in each, so that a node reads and keeps the same chunks; a warning says what that does to the order. Nodes
             are torchrun's, or found through the process group, for which every rank has to make such a loader. Where
             the device caches fixed shares, these count. "elastic": as "auto", and ranks share each step, not the epoch:
-            its world size * batch_size rows are the same for any ranks, also in an epoch that others began.
+            its world size * batch_size rows are the same for any ranks, also in an epoch that others began; so are
+            random transforms, and what Python code draws that makes samples one by one.
         workers: number of reading threads, or of processes that run Python. None: one per CPU that this rank may use,
             at most 16. Threads that only copy rows are 2, for a device up to 8: one CPU stays free where there are more
             than 2, and fewer read where their batches would pin more than 1 GiB. "auto" begins with that, and starts

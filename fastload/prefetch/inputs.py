@@ -183,8 +183,8 @@ class OtherInput:
         self.dataset = cast(Any, dataset)
         self.name = type(dataset).__name__
         self.plan_rows = range(len(self.dataset))
-        # As torch does: some define it as None.
-        self._many = getattr(dataset, "__getitems__", None)
+        # As torch does: some define it as None. A Subset has it, and calls that of its dataset, if there is one.
+        self._many = getattr(dataset, "__getitems__", None) if _makes_many(dataset) else None
         self.at_once = bool(self._many)
 
     def identity(self) -> str:
@@ -213,6 +213,12 @@ class OtherInput:
     def names_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
         """Returns what messages call each sample."""
         return tuple(map(self.name_of, rows.tolist()))
+
+
+def _makes_many(dataset: Any) -> bool:
+    if type(dataset) is Subset:
+        return _makes_many(dataset.dataset)
+    return bool(getattr(dataset, "__getitems__", None))
 
 
 def _identity(dataset: Any) -> str:

@@ -34,7 +34,7 @@ from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.pipeline import Drawn, Pipeline, spec_of
 from fastload.transforms.engine.placement import ImageRows, PlacedImages
 from fastload.transforms.engine.size_head import SizeHead, find_placed_head, find_size_head
-from fastload.transforms.tv_tensors import refuse_v2
+from fastload.transforms.tv_tensors import refuse_torchvision
 
 Location = Literal["device", "host"]
 """Where rows are cached: in device memory, or in pinned memory of the host."""
@@ -248,7 +248,7 @@ class Resolved:
         """
         data, transforms = self.data, () if transform is None else transform
         given: object = transforms
-        refuse_v2(transforms)
+        refuse_torchvision(transforms)
         if not isinstance(given, Sequence):
             check_pipeline(transforms, (0, 0, 0), torch.uint8, ())  # which refuses it
         packed = data if isinstance(data, PackedInput) and not data.runs_python else None

@@ -51,13 +51,14 @@ class BatchRequest(NamedTuple):
     timed: bool = False  # whether the result says what it cost
     layout: SampleLayout | None = None  # of the slots; None: as in the worker's last request
     rows: NDArray[np.int64] | None = None  # of the file, or indices of the dataset; None: the first of `requested_rows`
+    seeds: bool = False  # whether each sample draws from a seed of its own, of `requested_seeds`
     num_rows: int = 0  # of those
     spare: NDArray[np.int64] | None = None  # as `PlannedBatch` has them
 
 
 def control_bytes(slots: int, batch_size: int) -> int:
     """Returns the bytes of the memory that says what is wanted and what is being made; see `Filler`."""
-    return 8 * (2 + slots * (1 + batch_size))
+    return 8 * (2 + slots * (1 + 2 * batch_size))
 
 
 def place_in_batch(control: SharedMemory, slot: int, batch_size: int) -> NDArray[np.int64]:
@@ -75,6 +76,21 @@ def requested_rows(control: SharedMemory, slot: int, batch_size: int) -> NDArray
     They do not go through the pipe of requests, which would be full sooner or later, and who writes would wait.
     """
     return control.view(control_bytes(slot, batch_size) + 8, 8 * batch_size).view(np.int64)
+
+
+def requested_seeds(control: SharedMemory, slot: int, batch_size: int) -> NDArray[np.int64]:
+    """Returns where the seeds of the rows lie that are asked for in a slot, int64 (B,)."""
+    return control.view(control_bytes(slot, batch_size) + 8 * (1 + batch_size), 8 * batch_size).view(np.int64)
+
+
+def set_seed(seed: int) -> None:
+    """Seeds Python's, NumPy's and torch's random numbers, from which users' code draws."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # the state that users' transforms draw from
+    # torch.manual_seed takes 0.2 ms, for devices that are not in use.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types for it
+        torch.cuda.manual_seed_all(seed)
 
 
 class BatchResult(NamedTuple):
@@ -98,7 +114,8 @@ class Filler(Dataset[Any]):
         source: makes the samples.
         memory: the slots.
         control: int64: batches of streams with lower numbers than the first are skipped, also in the middle of one;
-            then `place_in_batch` of the request for a layout, then that and `requested_rows` of each slot.
+            then `place_in_batch` of the request for a layout, then that, `requested_rows` and `requested_seeds`
+            of each slot.
         batch_size: samples of a batch.
         skip_damaged: whether damaged rows are replaced by others of their batch.
         refused: rows that count as damaged and are not read, since they ended a worker.
@@ -138,27 +155,28 @@ class Filler(Dataset[Any]):
         self._layout = request.layout or self._layout
         if (rows := request.rows) is None:
             rows = requested_rows(self._control, request.slot, self._batch_size)[: request.num_rows]
+        seeds: Sequence[int] = ()
+        if request.seeds:
+            seeds = requested_seeds(self._control, request.slot, self._batch_size)[: len(rows)].tolist()
         try:
             if self._is_stale(request):
                 return BatchResult(request.slot, skipped=True)
-            random.seed(request.seed)
-            torch.manual_seed(request.seed)
-            np.random.seed(request.seed % 2**32)  # noqa: NPY002  # the state that users' transforms draw from
+            set_seed(request.seed)
             if bad := tuple(rows[np.isin(rows, self._refused)].tolist()) if self._refused else ():
                 raise DamagedRowError(f"{self._source.name_of(bad[0])}: ends the process that reads it", bad)
             if request.slot == TRIED:
-                for _ in self._made(rows):
+                for _ in self._made(rows, seeds):
                     self._place[0] += 1
                 return BatchResult(request.slot, skipped=True)
             if request.slot < 0:
-                return BatchResult(request.slot, layout_of(next(self._made(rows)), self._source.fields))
+                return BatchResult(request.slot, layout_of(next(self._made(rows, seeds)), self._source.fields))
             assert self._layout is not None, "it came with the first request for a slot"
             if not request.timed:
-                return self._fill(request, rows, self._layout)
+                return self._fill(request, rows, seeds, self._layout)
             self._stopwatch = stopwatch = current() or Stopwatch("transform", by_threads=False).start()
             watch_decoders()
             stopwatch.begin()
-            result = self._fill(request, rows, self._layout)
+            result = self._fill(request, rows, seeds, self._layout)
             stopwatch.lap("collate")
             return result._replace(work=stopwatch.end())
         except FastloadError as error:
@@ -185,16 +203,31 @@ class Filler(Dataset[Any]):
             self._wanted = self._control.view(0, 8).view(np.int64).data
         return bool(self._wanted[0] > request.stream)
 
-    def _made(self, rows: NDArray[np.int64]) -> Iterator[Any]:
-        """Yields the samples of rows, made some at a time."""
-        for first in range(0, len(rows), _BLOCK):
-            yield from self._source.samples(rows[first : first + _BLOCK])
+    def _made(self, rows: NDArray[np.int64], seeds: Sequence[int]) -> Iterator[Any]:
+        """Yields the samples of rows, made some at a time; seeds: of each, or none.
 
-    def _fill(self, request: BatchRequest, rows: NDArray[np.int64], layout: SampleLayout) -> BatchResult:
+        Samples that the dataset makes at once draw from the first one's seed.
+        """
+        for first in range(0, len(rows), _BLOCK):
+            block = seeds[first : first + _BLOCK]
+            for seed in block[:1]:
+                set_seed(seed)
+            samples = self._source.samples(rows[first : first + _BLOCK])
+            if not block or self._source.at_once:
+                yield from samples
+                continue
+            following = iter(samples)
+            for seed in block:
+                set_seed(seed)
+                yield next(following)
+
+    def _fill(
+        self, request: BatchRequest, rows: NDArray[np.int64], seeds: Sequence[int], layout: SampleLayout
+    ) -> BatchResult:
         """Writes the samples to the slot, or has them made there; where one does not fit, torch collates them."""
         slot, stopwatch = request.slot, self._stopwatch
         if slot in self._kept:  # an earlier stream's batch was made there, and that is not known yet
-            return self._collated(slot, rows, list(self._made(rows)))._replace(kept=True)
+            return self._collated(slot, rows, list(self._made(rows, seeds)))._replace(kept=True)
         if slot not in self._slots:
             fields = layout.slot_fields(self._batch_size)
             num_bytes = max(1, slot_bytes(fields))
@@ -203,7 +236,7 @@ class Filler(Dataset[Any]):
         memory = self._slots[slot]  # in its order
         named = layout.in_axes_of_sample(memory)
         arrays = [named.get(name) for name in layout.form.names]
-        samples, transform = self._made(rows), None
+        samples, transform = self._made(rows, seeds), None
         # One object per sample and field: its reference count shows whether anybody still refers to its memory.
         parts = self._gathered(request, rows, memory)
         if parts is None:
@@ -221,6 +254,8 @@ class Filler(Dataset[Any]):
             self._place[0] = index
             # Not by zip, which keeps the last tuple that it gave.
             given: Any = tuple([as_tensor(column[index]) for column in raw]) if transform else None
+            if transform and seeds:
+                set_seed(seeds[index])
             sample = transform(given) if transform else next(samples)
             if stopwatch is not None:
                 stopwatch.lap("transform")
@@ -256,7 +291,7 @@ class Filler(Dataset[Any]):
         # A sample does not fit the slot, or the transform keeps a view of it, to mix it with a later sample or so.
         self._in_place = False
         whole = [_sample(layout, arrays, index, new) for index, new in enumerate(made)] + unfit
-        for sample in self._made(rows[len(whole) :]) if gathered else samples:
+        for sample in self._made(rows[len(whole) :], seeds[len(whole) :]) if gathered else samples:
             whole.append(sample)
             self._place[0] += 1
         return self._collated(slot, rows, whole)._replace(kept=self._note_kept(slot, kept=bool(gathered)))

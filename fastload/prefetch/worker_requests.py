@@ -10,16 +10,25 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fastload.plan import batch_seed
+from fastload.plan import PlannedBatch, batch_seed
 from fastload.prefetch.fill_threads import Group, Request
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import Slot
 from fastload.prefetch.sample_layout import SampleLayout
-from fastload.prefetch.sample_worker import BatchRequest, BatchResult, place_in_batch, requested_rows, sample_at
+from fastload.prefetch.sample_worker import (
+    BatchRequest,
+    BatchResult,
+    place_in_batch,
+    requested_rows,
+    requested_seeds,
+    sample_at,
+)
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.torch_workers import Workers
 from fastload.prefetch.waiting import doing, is_stopped, state_of
+from fastload.transforms.draws import Draws
 
 # Workers whose stacks a message shows.
 _MOST_SHOWN = 4
@@ -35,6 +44,20 @@ class Asked(Request):
     timed: bool  # whether the result says what it cost
     sent: bool = False
     result: BatchResult | None = None  # when it has arrived
+
+
+_USER_CODE = 0x75736572  # a stream of draws that no transform's index reaches
+
+
+def sample_seeds(planned: PlannedBatch, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Returns a seed for the Python code that makes each sample, int64 (B,), from 0 to 2**32 - 2.
+
+    As a transform's draws they depend on seed, epoch, row, and how many times the row came before: so a sample is the
+    same in whatever batch, on whatever rank. Seeding takes some 8 us a sample, therefore only where batches of any
+    number of ranks are to be equal.
+    """
+    draws = Draws(seed, epoch, planned.rows, times=planned.times)
+    return draws.stream(_USER_CODE).integers(0, 2**32 - 1)
 
 
 NO_SLOT = Slot(-1, np.empty(0, np.uint8), {})
@@ -82,7 +105,10 @@ class Sender:
             request = request._replace(rows=rows[: 16 if self._options.skip_damaged else 1])
         else:
             requested_rows(self._control, slot, plan.batch_size)[: len(rows)] = rows
-            request = request._replace(num_rows=len(rows), spare=group.whole.spare)
+            request = request._replace(num_rows=len(rows), spare=group.whole.spare, seeds=plan.elastic)
+            if plan.elastic:
+                seeds = sample_seeds(group.whole, plan.seed, group.epoch)
+                requested_seeds(self._control, slot, plan.batch_size)[: len(rows)] = seeds
             if asked.worker not in self._told:
                 request = request._replace(layout=self.layout)
                 self._told.add(asked.worker)

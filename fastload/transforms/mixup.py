@@ -33,7 +33,9 @@ class MixingTransform(BaseTransform):
 
     mixes = True
 
-    def __init__(self, alpha: float = 1.0, num_classes: int | None = None, p: float = 1.0) -> None:
+    def __init__(
+        self, alpha: float = 1.0, num_classes: int | None = None, p: float = 1.0, field: str = "labels"
+    ) -> None:
         super().__init__()
         self._name = name = type(self).__name__
         if not (is_number(alpha) and 0 < alpha < math.inf):
@@ -44,6 +46,9 @@ class MixingTransform(BaseTransform):
             raise OptionError(f"{name}(num_classes={num_classes!r}): give a whole number above 0, or None.")
         self.alpha, self.num_classes = float(alpha), None if num_classes is None else int(num_classes)
         self.p = probability(name, p)
+        if not isinstance(field, str):
+            raise OptionError(f"{name}(field={field!r}): give the name of the field with the labels.")
+        self.field = field
 
     def output(self, spec: ImageSpec) -> ImageSpec:
         if spec.dtype not in (torch.uint8, torch.uint16) and not spec.dtype.is_floating_point:
@@ -60,17 +65,26 @@ class MixingTransform(BaseTransform):
                 f"cannot hold. Leave {'them' if len(coordinates) > 1 else 'it'} out of fields, or leave {self._name} "
                 f"out of transform."
             )
-        if "labels" not in names:
+        self._labels_among(names)
+
+    def _labels_among(self, names: Iterable[str]) -> str:
+        """Returns the name of the field with the labels; keys of a dict are named by their place, too."""
+        names = list(names)
+        found = next((name for name in names if self.field in (name, name.partition(":")[2])), None)
+        if found is None:
             raise OptionError(
-                f"{self._name}: there are no labels among the fields {', '.join(names)}, which say how images were "
-                f"mixed. Add labels to fields, or leave {self._name} out of transform."
+                f"{self._name}: there is no field {self.field!r} among {', '.join(names)}, which says how images were "
+                f"mixed. Add it to fields, name the one that holds the classes, as in {self._name}(field='label'), or "
+                f"leave {self._name} out of transform."
             )
+        return found
 
     def _left(self, fields: dict[str, torch.Tensor], draws: Draws) -> dict[str, torch.Tensor] | None:
         """Returns a batch that is not drawn to be mixed: as it is, its labels as vectors; None: it is to be mixed."""
         if self.p == 1 or draws.stream(_CHANCE).uniform()[0] < self.p:
             return None
-        return {**fields, "labels": self.blended_labels(fields["labels"], 1, len(fields["images"]))}
+        labels = self._labels_among(fields)
+        return {**fields, labels: self.blended_labels(fields[labels], 1, len(fields["images"]))}
 
     def share(self, draws: Draws) -> float:
         """Returns the part of each sample that is its own, drawn from Beta(alpha, alpha)."""
@@ -101,7 +115,7 @@ class MixingTransform(BaseTransform):
             if labels.device.type == "cpu" and len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
                 raise OptionError(
                     f"{name}(num_classes={num_classes}): labels go from {int(labels.min())} to {int(labels.max())}. "
-                    f"Class numbers go from 0 to num_classes - 1, so give the file's number of classes."
+                    f"Class numbers go from 0 to num_classes - 1, so give the dataset's number of classes."
                 )
             vectors = torch.zeros((batch, num_classes), dtype=torch.float32, device=labels.device)
             vectors.scatter_(1, labels[:, None], 1.0)
@@ -119,6 +133,7 @@ class MixUp(MixingTransform):
             mixed.
         num_classes: number of classes, needed for labels that are class numbers (B,); None for vectors (B, A).
         p: probability that a batch is mixed; the labels of others become vectors, too.
+        field: name of the field with the labels.
 
     Raises:
         OptionError: alpha is not above 0, or num_classes not a whole number above 0. A batch without labels, with
@@ -136,10 +151,10 @@ class MixUp(MixingTransform):
             )
 
     def apply_batch(self, fields: dict[str, torch.Tensor], draws: Draws) -> dict[str, torch.Tensor]:
-        """Returns the batch with "images" and "labels" blended, the other fields as given.
+        """Returns the batch with "images" and labels blended, the other fields as given.
 
         Args:
-            fields: "images" (B, C, H, W), uint8, uint16 or floats; "labels" class numbers (B,), which become float32
+            fields: "images" (B, C, H, W), uint8, uint16 or floats; labels: class numbers (B,), which become float32
                 (B, num_classes), or vectors (B, A) of any kind, which become float32. None is written to.
             draws: for one sample, which stands for the batch.
 
@@ -152,7 +167,8 @@ class MixUp(MixingTransform):
         if (as_it_is := self._left(fields, draws)) is not None:
             return as_it_is
         share = self.share(draws)
-        labels = self.blended_labels(fields["labels"], share, len(images))
+        labels = self._labels_among(fields)
+        blended = self.blended_labels(fields[labels], share, len(images))
         output = empty_images(images, images.shape[1], self._pool)
         wide = torch.float64 if images.dtype == torch.float64 else torch.float32
         pixels, target = images.permute(0, 2, 3, 1), output.permute(0, 2, 3, 1)
@@ -164,7 +180,7 @@ class MixUp(MixingTransform):
             other[1:].copy_(pixels[part.start : part.stop - 1])
             own.add_(other.mul_(1 - share))
             target[part].copy_(own if images.dtype.is_floating_point else own.round_())
-        return {**fields, "images": output, "labels": labels}
+        return {**fields, "images": output, labels: blended}
 
 
 class CutMix(MixingTransform):
@@ -178,6 +194,7 @@ class CutMix(MixingTransform):
             rectangle is cut off at the borders.
         num_classes: number of classes, needed for labels that are class numbers (B,); None for vectors (B, A).
         p: probability that a batch is mixed; the labels of others become vectors, too.
+        field: name of the field with the labels.
 
     Raises:
         OptionError: alpha is not above 0, or num_classes not a whole number above 0. A batch without labels, with
@@ -195,10 +212,10 @@ class CutMix(MixingTransform):
         return top, left, bottom, right
 
     def apply_batch(self, fields: dict[str, torch.Tensor], draws: Draws) -> dict[str, torch.Tensor]:
-        """Returns the batch with "images", "labels" and, where present, "masks" mixed, the other fields as given.
+        """Returns the batch with "images", labels and, where present, "masks" mixed, the other fields as given.
 
         Args:
-            fields: "images" (B, C, H, W) of any dtype; "masks" (B, H, W); "labels" class numbers (B,), which become
+            fields: "images" (B, C, H, W) of any dtype; "masks" (B, H, W); labels: class numbers (B,), which become
                 float32 (B, num_classes), or vectors (B, A) of any kind, which become float32. None is written to.
             draws: for one sample, which stands for the batch.
 
@@ -212,8 +229,9 @@ class CutMix(MixingTransform):
             return as_it_is
         top, left, bottom, right = rectangle = self.rectangle(spec, draws)
         share = 1 - (bottom - top) * (right - left) / (spec.height * spec.width)
-        labels = self.blended_labels(fields["labels"], share, len(images))
-        mixed = {**fields, "images": _pasted(images, rectangle, self._pool), "labels": labels}
+        labels = self._labels_among(fields)
+        blended = self.blended_labels(fields[labels], share, len(images))
+        mixed = {**fields, "images": _pasted(images, rectangle, self._pool), labels: blended}
         if "masks" in fields:
             mixed["masks"] = _pasted(fields["masks"][:, None], rectangle, self._mask_pool)[:, 0]
         return mixed

@@ -35,9 +35,9 @@ class Normalize(BaseTransform):
         dtype: of the result: torch.float32, torch.float16 or torch.bfloat16.
 
     Raises:
-        OptionError: lengths that differ, a mean above 1, a std that is not positive, values that are not finite or
-            that the dtype cannot hold, or another dtype. Images that do not fit are refused when the loader is made, or
-            at `apply`.
+        OptionError: lengths that differ, a mean or std above 1, a std that is not positive, values that are not finite
+            or that the dtype cannot hold, or another dtype. Images that do not fit are refused when the loader is made,
+            or at `apply`.
     """
 
     geometric = False
@@ -53,8 +53,8 @@ class Normalize(BaseTransform):
             raise OptionError(
                 f"Normalize: mean has {len(self.mean)} values and std {len(self.std)}. Give one of each per channel."
             )
-        if max(self.mean) > 1:
-            most = 255 if max(self.mean) <= 255 else 65535
+        if max(*self.mean, *self.std) > 1:
+            most = 255 if max(*self.mean, *self.std) <= 255 else 65535
             means, stds = (
                 ", ".join(f"{value / most if max(values) > 1 else value:.6g}" for value in values)
                 for values in (self.mean, self.std)

@@ -13,9 +13,10 @@ It returns a new tensor: the next echo may use the batch it is given again.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -113,10 +114,23 @@ class CheckedTransform(Protocol):
         ...
 
 
+def _freezing(init: Callable[..., None]) -> Callable[..., None]:
+    """Returns an `__init__` after which attributes cannot be set, unless a derived class's own goes on."""
+
+    @functools.wraps(init)
+    def made(self: BaseTransform, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        if type(self).__init__ is made:
+            self._frozen = True
+
+    return made
+
+
 class BaseTransform:
     """Base of fastload's own transforms: safe in any thread, and shown as the call that makes them.
 
-    An option is kept in the attribute of its name; another attribute is left out of what is shown.
+    An option is kept in the attribute of its name, which nothing changes later; another attribute is left out of
+    what `repr` shows.
     """
 
     thread_safe = True
@@ -126,17 +140,32 @@ class BaseTransform:
     """Says of others why not, and what to do; {} is their dtype. Empty: it takes every dtype."""
     wrong_channels = ""
     """Says what needs one channel or three; empty: nothing."""
+    _frozen = False  # whether it is made, by the `__init__` of its own class
 
+    @_freezing
     def __init__(self) -> None:
         self._pool, self._mask_pool = OutputPool(), OutputPool()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = _freezing(cls.__init__)  # type: ignore[method-assign]  # the same, and one step more
+
     def __setattr__(self, name: str, value: object) -> None:
-        if name in self.__dict__ and not name.startswith("_"):
-            raise OptionError(
-                f"{type(self).__name__}.{name} cannot be set: batches are drawn ahead with what the transform was made "
-                f"with. Make another one, and give it to `loader.with_(transform=[...])`."
-            )
+        if name in self.__dict__:
+            self._refuse_change(name, "set")
         object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._refuse_change(name, "deleted")
+        object.__delattr__(self, name)
+
+    def _refuse_change(self, name: str, change: str) -> None:
+        if self._frozen and not name.startswith("_"):
+            raise OptionError(
+                f"{type(self).__name__}.{name} cannot be {change}: batches are drawn ahead with what the transform was "
+                f"made with. Make another one, and give it to `loader.with_(transform=[...])`."
+            )
 
     def output(self, spec: ImageSpec) -> ImageSpec:
         """Returns the spec of the output. Raises OptionError for images that cannot be transformed."""

@@ -5,8 +5,10 @@ torchvision is never imported here: whoever gives a transform of it has done so.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -16,13 +18,84 @@ from fastload.errors import OptionError
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates
 
 _PIXEL_FIELDS = ("masks", "pixel_mask")
+# Transforms of torchvision that draw and do not say so in their names.
+_DRAWING = (
+    "AugMix", "AutoAugment", "ColorJitter", "CutMix", "ElasticTransform", "GaussianBlur", "GaussianNoise", "JPEG",
+    "MixUp", "RandAugment", "ScaleJitter", "TrivialAugmentWide",
+)  # fmt: skip
+# Transforms of torchvision that a batch needs none of.
+_NEEDLESS = ("ConvertImageDtype", "Identity", "PILToTensor", "ToDtype", "ToImage", "ToPureTensor", "ToTensor")
+# The methods of a module that are its call.
+_CALLS = ("forward", "__call__", "_call_impl", "_wrapped_call_impl")
 
 
 def is_v2(transform: object) -> bool:
-    """Whether it is a transform of torchvision.transforms.v2, or a `Compose` of them."""
+    """Whether it is a transform of torchvision.transforms.v2, or a list of transforms with one among them."""
+    return any(map(_is_v2, _parts(transform)))
+
+
+def refuse_image_transforms(transform: object) -> None:
+    """Raises OptionError if a transform of samples is one of torchvision's that takes an image alone."""
+    first = next((part for part in _parts(transform) if not _is_list(part)), None)  # others get what it returns
+    if _of_torchvision(first) and not _is_v2(first):
+        raise OptionError(
+            f"PackedDataset(transform=...): {_named(first)} of torchvision takes an image alone, and a sample is the "
+            f"tuple of its fields. Those of torchvision.transforms.v2 take all of it, and move masks and boxes "
+            f"along. Or give a function that returns (transform(sample[0]), *sample[1:])."
+        )
+
+
+def _parts(transform: object) -> Iterator[object]:
+    """Yields the transforms that one runs: those in lists of torch and torchvision, the object of a bound `forward`."""
+    if isinstance(transform, functools.partial):
+        yield from _parts(transform.func)
+    elif isinstance(transform, MethodType) and transform.__name__ in _CALLS:
+        yield from _parts(transform.__self__)
+    elif isinstance(compiled := getattr(transform, "_orig_mod", None), torch.nn.Module):
+        yield from _parts(compiled)
+    elif isinstance(transform, torch.nn.Sequential) and type(transform).forward is torch.nn.Sequential.forward:
+        for part in transform:
+            yield from _parts(part)
+    elif _is_list(transform):
+        if type(transform).__name__ != "Compose":
+            yield transform  # it draws which ones it runs
+        for part in transform.transforms:  # type: ignore[attr-defined]  # `_is_list` has seen it
+            yield from _parts(part)
+    elif _of_torchvision(transform) and not _is_v2(transform) and hasattr(transform, "lambd"):
+        yield from _parts(transform.lambd)
+    else:
+        yield transform
+
+
+def _is_list(transform: object) -> bool:
+    """Whether it is one of torchvision's lists of transforms: Compose, RandomApply, RandomChoice, RandomOrder."""
+    listed = getattr(transform, "transforms", None)
+    return isinstance(listed, Iterable) and (_is_v2(transform) or _of_torchvision(transform))
+
+
+def _is_v2(transform: object) -> bool:
     v2 = sys.modules.get("torchvision.transforms.v2")
     base = getattr(v2, "Transform", None)
     return base is not None and "torchvision.tv_tensors" in sys.modules and isinstance(transform, base)
+
+
+def _of_torchvision(transform: object) -> bool:
+    """Whether the code that a call runs is torchvision's: not that of a user's class derived from one of its."""
+    kind = type(transform)
+    code = transform if _is_function(transform) else getattr(kind, "forward", kind.__call__)
+    return str(getattr(code, "__globals__", {}).get("__name__", "")).startswith("torchvision.transforms.")
+
+
+def _is_function(transform: object) -> bool:
+    return hasattr(transform, "__code__")
+
+
+def _named(transform: object) -> str:
+    return str(getattr(transform, "__name__", type(transform).__name__))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
 
 
 class OnTvTensors:
@@ -140,28 +213,45 @@ class OnTvTensors:
         )
 
 
-def refuse_v2(transform: object) -> None:
-    """Raises OptionError if a transform of batches is one of torchvision's, which would draw once for a whole batch."""
+def refuse_torchvision(transform: object) -> None:
+    """Raises OptionError if a transform of batches is one of torchvision's.
+
+    They would draw once for a whole batch, and get the images alone.
+    """
     listed = list(transform) if isinstance(transform, (list, tuple)) else [transform]
-    parts = [part for one in listed if is_v2(one) for part in getattr(one, "transforms", None) or [one]]
+    parts = [part for one in listed for part in _parts(one) if _is_v2(part) or _of_torchvision(part)]
     if not parts:
         return
-    names = list(dict.fromkeys(type(part).__name__ for part in parts))
+    drawing = [_named(part) for part in parts if _draws(part)]
+    still = [_named(part) for part in parts if not _draws(part)]
+    names = list(dict.fromkeys(map(_named, parts)))
     ours = sys.modules["fastload.transforms"].__all__  # this module is a part of it
     own = [name for name in names if name in ours]
-    scaling = [name for name in names if name in ("ToDtype", "ToImage", "ToTensor", "ConvertImageDtype")]
-    others = [name for name in names if name not in own and name not in scaling]
-    ways = []
+    needless = [name for name in names if name in _NEEDLESS]
+    others = [name for name in names if name not in own and name not in needless]
+    said, ways = [], []
+    if drawing:
+        said.append(f"{_listed(drawing)} of torchvision would draw once for a whole batch.")
+    if still:
+        said.append(
+            f"{_listed(still)} of torchvision would get the images of a batch alone, and no masks and boxes with them."
+        )
     if own:
         ways.append(f"Take fastload.transforms' {', '.join(own)}, with the same parameters.")
-    if scaling:
-        ways.append(f"Leave {', '.join(scaling)} out: Normalize scales images, which stay integers until then.")
+    if needless:
+        ways.append(f"Leave {', '.join(needless)} out: images are tensors, and Normalize scales them.")
     if others:
         ways.append(f"fastload.transforms has no {', '.join(others)}.")
     raise OptionError(
-        f"FastLoader(transform=...): {', '.join(names)} of torchvision would draw once for a whole batch. "
-        f"{' '.join(ways)} PackedDataset(transform=...) takes torchvision's, and calls them with each sample."
+        f"FastLoader(transform=...): {' '.join(said + ways)} PackedDataset(transform=...) takes the transforms of "
+        f"torchvision.transforms.v2, and calls them with each sample."
     )
+
+
+def _draws(transform: object) -> bool:
+    """Whether a transform of torchvision draws random numbers; its functions never do."""
+    name = type(transform).__name__
+    return not _is_function(transform) and ("Random" in name or name in _DRAWING)
 
 
 def _tv_tensors() -> Any:

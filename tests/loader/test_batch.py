@@ -12,11 +12,12 @@ import pytest
 import torch
 import torch.utils._pytree as python_pytree
 from small_files import write_random
-from torch.utils.data import default_convert
+from torch.utils.data import StackDataset, default_convert
 
 from fastload import FastLoader, PackedDataset
 from fastload.format.ragged import Column
 from fastload.loader.batch import Batch, DictBatch
+from sample_files import write_ragged
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,51 @@ def test_a_batch_is_a_node_of_both_pytrees(batch, dict_batch):
     assert paths == ["[0][0]", "[0][1]", "[1]['image']", "[1]['label']"]
 
 
+@pytest.fixture(scope="module")
+def varied(tmp_path_factory):
+    images = [np.full((4 + i, 9 - i, 3), i, np.uint8) for i in range(4)]
+    return write_ragged(tmp_path_factory.mktemp("varied") / "v.h5", images, {"labels": Column(np.arange(4))})
+
+
+@pytest.mark.parametrize("form", ["pad", "list"])
+def test_sizes_and_pixel_mask_are_dropped_where_a_field_gets_another_shape(varied, form):
+    with closing(FastLoader(varied, 4, shuffle=False, workers=1, batch=form)) as loader:
+        [batch] = loader
+    for pytree in registries():
+        kept = pytree.tree_map(lambda tensor: tensor.double(), batch)
+        assert torch.equal(kept.sizes, batch.sizes) and kept.rows.tolist() == list(range(4))
+        assert form == "list" or torch.equal(kept.pixel_mask, batch.pixel_mask)
+        smaller = pytree.tree_map(lambda tensor: tensor[..., ::2] if tensor.ndim > 1 else tensor, batch)
+        assert smaller.rows.tolist() == list(range(4)), "other facts stay"
+        for name in ("sizes", "pixel_mask"):
+            with pytest.raises(AttributeError, match="until the fields get another shape"):
+                getattr(smaller, name)
+
+
+def test_a_batch_lists_its_attributes_for_completion(batch, dict_batch, varied):
+    with closing(FastLoader(varied, 4, shuffle=False, workers=1, batch="pad")) as loader:
+        [padded] = loader
+    facts = {"rows", "valid", "global_valid", "names"}
+    assert facts <= set(dir(batch)) and facts <= set(dir(dict_batch)) and "sizes" not in dir(batch)
+    assert facts | {"sizes", "pixel_mask"} <= set(dir(padded))
+    for one in (batch, dict_batch, padded):
+        assert all(hasattr(one, name) for name in facts)
+    assert not facts & set(dir(Batch([torch.zeros(2)])))
+
+
+def test_the_tree_of_a_batch_is_saved_as_text(batch, dict_batch):
+    for one in (batch, dict_batch, {"both": [batch, dict_batch]}):
+        leaves, spec = python_pytree.tree_flatten(one)
+        loaded = python_pytree.treespec_loads(python_pytree.treespec_dumps(spec))
+        assert loaded == spec
+        again = python_pytree.tree_unflatten(leaves, loaded)
+        assert type(again) is type(one) and python_pytree.tree_flatten(again)[1] == spec
+    numbered = DictBatch({0: torch.zeros(2), "b": torch.ones(2)})
+    leaves, spec = python_pytree.tree_flatten(numbered)
+    loaded = python_pytree.treespec_loads(python_pytree.treespec_dumps(spec))
+    assert list(python_pytree.tree_unflatten(leaves, loaded)) == [0, "b"]
+
+
 def test_a_batch_pickles_as_a_plain_tuple_and_copies_as_itself(batch, dict_batch):
     for one, plain in ((batch, tuple), (dict_batch, dict)):
         loaded = pickle.loads(pickle.dumps(one))
@@ -117,6 +163,19 @@ def test_transforms_of_torchvision_see_its_fields(batch, torchvision_datasets):
     assert mixed.shape == batch[0].shape and labels.shape == (6, 3)
 
 
+def test_masks_of_a_batch_follow_v2_as_tv_tensors_and_as_plain_tensors_do_not(path, torchvision_datasets):
+    from torchvision import tv_tensors
+    from torchvision.transforms import v2
+
+    with closing(FastLoader(PackedDataset(path, fields=("images", "masks")), 4, shuffle=False, workers=1)) as loader:
+        batch = next(iter(loader))
+    flip = v2.RandomHorizontalFlip(p=1)
+    images, masks = batch
+    assert torch.equal(flip(batch)[0], images.flip(-1)) and torch.equal(flip(batch)[1], masks)
+    moved = flip(tv_tensors.Image(images), tv_tensors.Mask(masks))  # as the docs say
+    assert torch.equal(moved[0], images.flip(-1)) and torch.equal(moved[1], masks.flip(-1))
+
+
 def test_names_are_what_the_file_calls_its_samples(path, batch, dict_batch):
     assert batch.names == tuple(f"cat/{i}.jpg" for i in range(6))
     assert dict_batch.names == tuple(f"Dicts[{i}]" for i in range(4))
@@ -128,3 +187,14 @@ def test_names_are_what_the_file_calls_its_samples(path, batch, dict_batch):
 def test_a_batch_says_what_it_holds_in_two_lines(batch, dict_batch):
     assert repr(batch) == "Batch of 6 samples:\n  uint8 (6, 3, 8, 8), int64 (6,)"
     assert repr(dict_batch) == "DictBatch of 4 samples:\n  'image': uint8 (4, 3, 4, 4), 'label': int64 (4,)"
+
+
+def test_lists_and_dicts_within_a_batch_are_shown(path, varied):
+    nested = StackDataset(PackedDataset(path), StackDataset(all=PackedDataset(path, fields=("labels",))))
+    with closing(FastLoader(nested, 4, shuffle=False, workers=1)) as loader:
+        text = repr(next(iter(loader)))
+    assert text == "Batch of 4 samples:\n  [uint8 (4, 3, 8, 8), int64 (4,)], {'all': [int64 (4,)]}"
+    with closing(FastLoader(varied, 4, shuffle=False, workers=1, batch="list")) as loader:
+        text = repr(next(iter(loader)))
+    assert text.endswith("\n  [uint8 (3, 4, 9), uint8 (3, 5, 8), uint8 (3, 6, 7), ... 4 in all], int64 (4,)")
+    assert repr(Batch([["a", "b", "c", "d"]])) == "Batch:\n  [4 of str]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 from fastload import FastLoader, OptionError, PackedDataset
 from fastload import transforms as own
 from fastload.format.ragged import Column
+from fastload.transforms.tv_tensors import is_v2
 from sample_files import write_packed, write_ragged
 
 ROWS, HEIGHT, WIDTH = 8, 20, 16
@@ -194,6 +196,84 @@ def test_a_transform_that_makes_something_else_of_the_sample_keeps_its_form(v2, 
     assert set(found) == {"image", "mask"} and type(found["mask"]) is torch.Tensor
 
 
+@pytest.fixture(scope="module")
+def v1(v2):
+    from torchvision import transforms
+
+    return transforms
+
+
+class Own(torch.nn.Module):
+    def forward(self, sample):
+        return sample
+
+
+WRAPPED = {
+    "a Sequential": lambda v1, v2, one: torch.nn.Sequential(one, Own()),
+    "a Compose of the older ones": lambda v1, v2, one: v1.Compose([one]),
+    "its forward": lambda v1, v2, one: one.forward,
+    "its call": lambda v1, v2, one: one.__call__,
+    "a partial": lambda v1, v2, one: functools.partial(one),
+    "several of these": lambda v1, v2, one: v1.Compose([torch.nn.Sequential(Own()), v1.Lambda(one.forward)]),
+    "a list that draws": lambda v1, v2, one: v2.RandomOrder([one]),
+    "an older one that draws": lambda v1, v2, one: v1.RandomApply([one], p=1),
+    "compiled": lambda v1, v2, one: torch.compile(one, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("form", WRAPPED)
+def test_masks_follow_v2_transforms_within_lists_methods_and_partials(v1, v2, boxed, form):
+    dataset = PackedDataset(boxed[0], fields=("images", "masks"), transform=v2.RandomHorizontalFlip(p=1))
+    wrapped = WRAPPED[form](v1, v2, v2.RandomHorizontalFlip(p=1))
+    if form == "compiled":  # to be seen, not to be run: what it compiles is torchvision's affair
+        assert is_v2(wrapped)
+        return
+    found = PackedDataset(boxed[0], fields=("images", "masks"), transform=wrapped)[3]
+    assert all(
+        type(one) is torch.Tensor and torch.equal(one, other) for one, other in zip(found, dataset[3], strict=True)
+    )
+
+
+@pytest.mark.parametrize("form", ["flip", "list", "function", "partial"])
+def test_transforms_of_one_image_are_refused_for_samples(v1, v2, boxed, form):
+    given = {
+        "flip": lambda: v1.RandomHorizontalFlip(),
+        "list": lambda: v1.Compose([torch.nn.Sequential(v1.RandomHorizontalFlip())]),
+        "function": lambda: v2.functional.horizontal_flip,
+        "partial": lambda: functools.partial(v1.functional.hflip),
+    }[form]()
+    with pytest.raises(OptionError, match=r"of torchvision takes an image alone.*torchvision\.transforms\.v2"):
+        PackedDataset(boxed[0], fields=("images", "masks"), transform=given)
+
+
+def test_code_of_the_user_s_own_that_calls_torchvision_is_left_alone(v1, v2, boxed):
+    class Paired(v1.RandomHorizontalFlip):
+        def forward(self, sample):
+            return tuple(part.flip(-1) for part in sample)
+
+    image, mask = PackedDataset(boxed[0], fields=("images", "masks"), transform=Paired())[3]
+    assert torch.equal(image[0], mask)
+
+    only = PackedDataset(boxed[0], transform=v1.Compose([operator.itemgetter(0), v1.RandomHorizontalFlip(p=1)]))[3]
+    assert torch.equal(only, image)
+
+    class Each(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.flip = v2.RandomHorizontalFlip(p=1)
+
+        def forward(self, images):
+            return torch.stack([self.flip(image) for image in images])
+
+    def flipped(images):
+        return v2.functional.horizontal_flip(images)
+
+    plain = next(iter(FastLoader(boxed[0], batch_size=2, shuffle=False, workers=1)))[0]
+    for own_code in (Each(), flipped, torch.nn.Sequential(Each()), v1.Lambda(flipped)):
+        loader = FastLoader(boxed[0], batch_size=2, shuffle=False, workers=1, transform=[own_code])
+        assert torch.equal(next(iter(loader))[0], plain.flip(-1))
+
+
 @pytest.mark.parametrize("form", ["list", "alone", "composed"])
 def test_v2_transforms_of_whole_batches_are_refused_by_the_name_of_ours(v2, boxed, form):
     flip, blur, scale = v2.RandomHorizontalFlip(), v2.GaussianBlur(3), v2.ToDtype(torch.float32, scale=True)
@@ -207,3 +287,30 @@ def test_v2_transforms_of_whole_batches_are_refused_by_the_name_of_ours(v2, boxe
         assert "has no GaussianBlur" in str(error.value) and "Leave ToDtype out" in str(error.value)
     with pytest.raises(OptionError, match="would draw once for a whole batch"):
         FastLoader(torch.utils.data.TensorDataset(torch.zeros(4, 3, 8, 8)), batch_size=2, transform=given[form])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda v1, v2, of=of: of(v1, v2, v2.RandomHorizontalFlip()) for of in WRAPPED.values()),
+        lambda v1, v2: v1.RandomHorizontalFlip(),
+        lambda v1, v2: v1.Compose([v1.RandomCrop(4)]),
+        lambda v1, v2: torch.nn.Sequential(v1.RandomRotation(9), v1.RandomVerticalFlip()),
+        lambda v1, v2: v1.AutoAugment(),
+        lambda v1, v2: v1.RandomHorizontalFlip().forward,
+    ],
+)
+def test_transforms_of_torchvision_are_refused_for_batches_however_they_are_given(v1, v2, boxed, make):
+    with pytest.raises(OptionError, match="of torchvision would draw once for a whole batch"):
+        FastLoader(PackedDataset(boxed[0], fields=("images", "masks")), batch_size=2, transform=[make(v1, v2)])
+
+
+def test_of_transforms_that_draw_nothing_only_what_is_true_is_said(v1, v2, boxed):
+    still = [v2.Identity(), v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.5,), (0.5,)), v1.CenterCrop(4)]
+    for given in (still, [v2.functional.horizontal_flip], [functools.partial(v1.functional.vflip)]):
+        with pytest.raises(OptionError, match="would get the images of a batch alone") as error:
+            FastLoader(boxed[0], batch_size=2, transform=given)
+        assert "draw" not in str(error.value)
+        if given is still:
+            assert "Take fastload.transforms' Normalize, CenterCrop" in str(error.value)
+            assert "Leave Identity, ToDtype out" in str(error.value)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 from contextlib import closing
 
 import pytest
@@ -15,6 +17,7 @@ from torch.utils.data import Subset
 from fastload import FastLoader, PackedDataset
 from fastload.errors import OptionError
 from fastload.transforms import MixUp, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
+from fastload.transforms.spec import BaseTransform
 
 ROWS = 40
 FIELDS = ("images", "labels", "row")
@@ -116,7 +119,52 @@ def test_no_option_can_be_set_on_a_transform(transform, name):
     shown = repr(transform)
     with pytest.raises(OptionError, match=rf"{type(transform).__name__}.{name} cannot be set.*loader.with_\(transform"):
         setattr(transform, name, 0.5)
+    with pytest.raises(OptionError, match=rf"{type(transform).__name__}.{name} cannot be deleted"):
+        delattr(transform, name)
     assert repr(transform) == shown
+
+
+class Often(RandomHorizontalFlip):
+    def __init__(self):
+        super().__init__(p=0.1)
+        self.p = 0.9
+
+
+class OftenAndNoted(Often):
+    def __init__(self, note):
+        super().__init__()
+        self.note, self.p = note, self.p / 2
+
+
+class Unchanged(Often):
+    pass
+
+
+class WithoutInit(BaseTransform):
+    geometric = False
+
+    def apply(self, images, draws):
+        return images
+
+
+@pytest.mark.parametrize(("make", "p"), [(Often, 0.9), (lambda: OftenAndNoted("n"), 0.45), (Unchanged, 0.9)])
+def test_a_derived_transform_sets_options_while_it_is_made_and_not_later(make, p):
+    transform = make()
+    for made in (transform, copy.deepcopy(transform), pickle.loads(pickle.dumps(transform))):
+        assert made.p == p
+        with pytest.raises(OptionError, match=f"{type(made).__name__}.p cannot be set"):
+            made.p = 0.3
+        with pytest.raises(OptionError, match=f"{type(made).__name__}.p cannot be deleted"):
+            del made.p
+
+
+def test_attributes_of_the_user_s_own_are_set_once_on_a_transform():
+    transform = WithoutInit()
+    transform.note = "mine"
+    with pytest.raises(OptionError, match=r"WithoutInit.note cannot be set"):
+        transform.note = "other"
+    with pytest.raises(AttributeError):
+        del RandomHorizontalFlip()._nothing
 
 
 @settings(deadline=None, max_examples=25)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
+from small_files import write_random
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "tools" / "examples"
 ROWS, EPOCHS, BATCH = 64, 2, 8
@@ -56,6 +58,19 @@ def test_two_ranks_see_each_sample_once_an_epoch_in_a_new_order(
         assert len(shares[0]) == len(shares[1])
     assert seen[0][0] + seen[1][0] != seen[0][1] + seen[1][1]
     assert "warn" not in said.lower() and len(said.splitlines()) <= 2 * EPOCHS, f"a quiet run\n{said}"
+
+
+@pytest.mark.parametrize("ranks", [3])  # 2 give the same, and take as long again
+def test_an_evaluation_under_accelerate_counts_each_row_once(warm_python, tmp_path, ranks):
+    need("accelerate")
+    packed = write_random(tmp_path / "odd.h5", **PACKED | {"rows": 341})
+    launcher = [*TORCHRUN, "--nproc-per-node", str(ranks)]
+    said, seen = run_example(
+        warm_python, launcher, "accelerate_ddp.py", packed, tmp_path, "--batch-size", "64", "--epochs", "1"
+    )
+    assert len(seen) == ranks
+    counts = [re.search(r"(\d+) of (\d+) right", line).groups() for line in said.splitlines()]
+    assert len(counts) == ranks and len(set(counts)) == 1 and counts[0][1] == "341", said
 
 
 def test_a_recipe_goes_on_with_one_rank_where_two_stopped_within_an_epoch(warm_python, packed, tmp_path):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -10,11 +11,14 @@ from batches import in_channels_last_memory
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastload import FastLoader, PackedDataset
 from fastload.errors import OptionError
-from fastload.transforms import colour
+from fastload.format.ragged import Column
+from fastload.transforms import RandomChoice, colour
 from fastload.transforms.draws import Draws
 from fastload.transforms.mixup import CutMix, MixUp, beta
 from fastload.transforms.spec import ImageSpec
+from sample_files import write_packed
 
 DTYPES = (torch.uint8, torch.uint16, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -170,7 +174,7 @@ def test_options_without_a_meaning_are_named(kind, option):
     ("labels", "num_classes", "named"),
     [
         (torch.arange(3), None, "num_classes"),
-        (torch.arange(3), 2, "from 0 to 2"),
+        (torch.arange(3), 2, "from 0 to 2.*the dataset's number of classes"),
         (torch.tensor([-1, 0, 1]), 2, "from -1 to 1"),
         (torch.zeros(3, 4), 5, "vectors of 4"),
         (torch.zeros(3), 5, "not class numbers"),
@@ -183,13 +187,47 @@ def test_labels_that_cannot_be_mixed_are_named(kind, labels, num_classes, named)
         kind(num_classes=num_classes).apply_batch({"images": batch_of(3, 3, 4, 4), "labels": labels}, draws_for_step(0))
 
 
+class Keyed(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return {"image": torch.full((3, 4, 4), index, dtype=torch.uint8), "label": index % 2, "color": index % 3}
+
+
+@pytest.mark.parametrize("kind", [MixUp, CutMix])
+@pytest.mark.parametrize("source", ["a file", "a dataset of dicts"])
+def test_labels_of_any_field_are_blended(tmp_path, kind, source):
+    colors = np.array([0, 2, 1, 0])
+    columns = {"label": Column(np.arange(4) % 2), "color": Column(colors)}
+    path = write_packed(tmp_path / "c.h5", np.zeros((4, 8, 8, 3), np.uint8), columns)
+    data = PackedDataset(path, fields=("images", "label", "color")) if source == "a file" else Keyed()
+    colors = colors if source == "a file" else np.arange(4) % 3
+
+    def blended(**options):
+        mix = RandomChoice([kind(num_classes=3, field="color", **options)])
+        with closing(FastLoader(data, 4, shuffle=False, workers=1, transform=[mix])) as loader:
+            batch = next(iter(loader))
+        labels, others = (batch["label"], batch["color"]) if isinstance(batch, dict) else batch[1:]
+        assert labels.tolist() == [0, 1, 0, 1], "the others stay"
+        return others
+
+    assert torch.equal(blended(p=0), torch.eye(3)[colors])
+    mixed = blended()
+    assert mixed.shape == (4, 3) and torch.allclose(mixed.sum(1), torch.ones(4))
+    with pytest.raises(OptionError, match="no field 'size' among"):
+        list(FastLoader(data, 4, transform=[kind(num_classes=3, field="size")]))
+    with pytest.raises(OptionError, match=r"field=3\): give the name"):
+        kind(field=3)
+
+
 @pytest.mark.parametrize("transform", [MixUp(num_classes=2), CutMix(num_classes=2)], ids=repr)
 def test_fields_and_dtypes_that_cannot_be_mixed_are_named(transform):
     transform.check_fields(["images", "labels", "row"])
     for names, named in (
         (["images", "labels", "bbox"], "bbox"),
         (["images", "labels", "bbox", "landmarks"], "bbox and landmarks"),
-        (["images", "row"], "no labels"),
+        (["images", "row"], r"no field 'labels' among images, row.*\(field='label'\)"),
     ):
         with pytest.raises(OptionError, match=named):
             transform.check_fields(names)

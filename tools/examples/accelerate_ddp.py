@@ -3,7 +3,8 @@
     torchrun --standalone --nproc-per-node 2 accelerate_ddp.py PACKED.h5
 
 `prepare` shares out the batches of whatever sampler it finds, so it gets `ChunkSampler`, which knows of no ranks: a
-`DistributedChunkSampler` would be cut a second time, and most samples never seen.
+`DistributedChunkSampler` would be cut a second time, and most samples never seen. The evaluation reads by a
+`FastLoader`, which shares out the rows by itself and is not prepared; it counts each row once over all ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,21 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fastload import ChunkSampler, PackedDataset
+from fastload import ChunkSampler, FastLoader, PackedDataset
+
+
+def evaluate(model: nn.Module, loader: FastLoader, accelerator: Accelerator) -> tuple[int, int]:
+    """Returns how many rows are right, and how many there are, over all ranks."""
+    right = total = 0
+    with torch.no_grad():
+        for batch in loader:
+            images, labels, _ = batch
+            hits = model(images.float() / 255).argmax(1) == labels
+            # Ranks gather tensors of one shape, so ends="pad"; what is valid counts.
+            hits, valid = accelerator.gather((hits, batch.valid))
+            right += int((hits & valid).sum())
+            total += int(valid.sum())
+    return right, total
 
 
 def main() -> None:
@@ -34,6 +49,8 @@ def main() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(dataset[0][0].numel(), 10))
     model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
 
+    judged = FastLoader(dataset, args.batch_size, shuffle=False, ends="pad")
+
     seen: list[list[int]] = []
     for epoch in range(args.epochs):
         loader.set_epoch(epoch)
@@ -44,7 +61,12 @@ def main() -> None:
             accelerator.backward(loss)
             optimizer.step()
             seen[-1] += rows.tolist()
-        print(f"epoch {epoch}, rank {accelerator.process_index}: {len(seen[-1])} samples, last loss {loss.item():.3f}")
+        right, total = evaluate(model, judged, accelerator)
+        print(
+            f"epoch {epoch}, rank {accelerator.process_index}: {len(seen[-1])} samples, last loss {loss.item():.3f}, "
+            f"{right} of {total} right"
+        )
+    judged.close()
     if args.seen:
         with open(f"{args.seen}.{accelerator.process_index}", "w") as file:
             json.dump(seen, file)

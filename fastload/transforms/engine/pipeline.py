@@ -35,7 +35,7 @@ from fastload.transforms.spec import (
     MovesCoordinates,
     Transform,
 )
-from fastload.transforms.tv_tensors import refuse_v2
+from fastload.transforms.tv_tensors import refuse_torchvision
 
 ImageFunction = Callable[[torch.Tensor], torch.Tensor]
 """A function of the user's that takes and returns an image batch (B, C, H, W)."""
@@ -66,7 +66,7 @@ def check_pipeline(
         OptionError: a transform that is none, does not fit the images or stands after Normalize; one that moves pixels
             where a field holds coordinates that cannot follow, or that cannot move the masks.
     """
-    refuse_v2(transforms)
+    refuse_torchvision(transforms)
     if not isinstance(transforms, Sequence):
         raise OptionError(
             f"transform: expected a list of transforms in the order they run, got {type(transforms).__name__}. "
