@@ -174,7 +174,7 @@ def is_unchanged(file: PackedFile, now: FileIdentity, fd: int = -1) -> bool:
         return False
     is_new = then not in _equal
     _equal.setdefault(then, set()).add(now)
-    if is_new:
+    if is_new and (fd < 0 or os.fstat(fd).st_nlink):  # else another has its name: no matter
         warnings.warn(
             f"{file.name}: it was touched or copied anew while in use, or got another name, link or permissions. Its "
             f"size and its header, with the digests of all rows, are equal, so reading goes on; rows are compared with "

@@ -256,7 +256,7 @@ def _replaced(path: Path) -> None:
 CHANGES = {"chmod": lambda path: path.chmod(0o400), "link": _linked, "rename": _renamed, "replace": _replaced}
 
 
-@pytest.mark.filterwarnings("ignore:.*touched or copied anew")
+@pytest.mark.filterwarnings("ignore:.*another name, link or permissions")
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("read", ["map", "pread"])
 @pytest.mark.parametrize("change", CHANGES)
