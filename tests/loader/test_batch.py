@@ -191,7 +191,9 @@ def test_a_batch_says_what_it_holds_in_two_lines(batch, dict_batch):
 
 def test_lists_and_dicts_within_a_batch_are_shown(path, varied):
     nested = StackDataset(PackedDataset(path), StackDataset(all=PackedDataset(path, fields=("labels",))))
-    with closing(FastLoader(nested, 4, shuffle=False, workers=1)) as loader:
+    with pytest.warns(UserWarning, match="holds a PackedDataset"):
+        loader = FastLoader(nested, 4, shuffle=False, workers=1)
+    with closing(loader):
         text = repr(next(iter(loader)))
     assert text == "Batch of 4 samples:\n  [uint8 (4, 3, 8, 8), int64 (4,)], {'all': [int64 (4,)]}"
     with closing(FastLoader(varied, 4, shuffle=False, workers=1, batch="list")) as loader:
