@@ -225,6 +225,14 @@ def test_after_a_kill_within_an_upload_nothing_is_visible_and_the_same_call_uplo
     assert not left_here(cache)
 
 
+def test_an_output_may_be_called_as_the_lock_of_its_folder_was(
+    s3: S3, photos: Path, tmp_path: Path, cache: Path
+) -> None:
+    pack_images(photos, f"{s3.url}/lock", workers=0)
+    pack_images(photos, tmp_path / "here.h5", workers=0)
+    assert objects(s3) == {"lock": (tmp_path / "here.h5").read_bytes()} and not left_here(cache)
+
+
 def test_a_file_of_other_samples_left_by_a_kill_is_not_uploaded(
     s3: S3, large: Path, photos: Path, tmp_path: Path
 ) -> None:
