@@ -21,9 +21,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import psutil
-from PIL import ImageFile
-
 from fastload.timing.results import NETWORK, BatchWork, Work
 
 try:
@@ -205,6 +202,8 @@ def process_cpu_s(pid: int) -> float | None:
             return time.clock_gettime((~pid << 3) | 2)
         except OSError:
             return None
+    import psutil  # not where only a lap is taken: `fastload info` starts without it
+
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -227,6 +226,8 @@ def watch_decoders() -> None:
     It times the decoding within a user's dataset, in a worker process that is measured. A function that a module
     imported by name before is not wrapped; what it decodes counts as transform.
     """
+    from PIL import ImageFile
+
     found = [(sys.modules.get(module), name) for module, names in _DECODERS.items() for name in names]
     for owner, name in [(ImageFile.ImageFile, "load"), *found]:
         decode = getattr(owner, name, None)
