@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import warnings
 
+import click
 import pytest
-import typer
 
 from fastload.cli.output import (
     MAX_NAMED,
@@ -43,7 +43,7 @@ def test_what_is_printed_of_a_text_of_any_length_is_bounded(capsys):
     ],
 )
 def test_what_ends_a_command_is_one_line(error, code, message, capsys):
-    with pytest.raises(typer.Exit) as end, one_line_errors("run again"):
+    with pytest.raises(click.exceptions.Exit) as end, one_line_errors("run again"):
         raise error
     assert end.value.exit_code == code
     assert capsys.readouterr().err == message
