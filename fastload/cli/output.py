@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import shlex
 import sys
 import time
@@ -40,6 +41,8 @@ MAX_NAMED = 5
 MOST_LETTERS, MOST_IN_CELL = 10_000, 200
 """Of a text that is printed, and of one in a table: names in a file may be of any length."""
 
+_QUOTES = "\"'"
+
 Pairs = Iterable[tuple[str, str]]
 """Lines of a name and a value."""
 
@@ -56,7 +59,7 @@ def one_line_errors(interrupted: str = "interrupted.") -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(BROKEN_PIPE) from None
     except FastloadError as exc:
-        print_error(str(exc))
+        print_error(as_options(str(exc)))
         raise click.exceptions.Exit(1) from exc
     except OSError as exc:
         # The system refused (no permission, a failing disk). That is not a bug, so a traceback would not help.
@@ -65,6 +68,21 @@ def one_line_errors(interrupted: str = "interrupted.") -> Iterator[None]:
     except KeyboardInterrupt:
         print_error(interrupted)
         raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+def as_options(message: str) -> str:
+    """Returns a message of the library with the running command's options in place of Python's arguments."""
+    context = click.get_current_context(silent=True)
+    found = context.command.params if context else []
+    options = {each.name: max(each.opts, key=len) for each in found if isinstance(each, click.Option)}
+    message = re.sub(r" \(`\w+=[^`]*`\)", "", message)  # `--overwrite` (`force=True`)
+
+    def typed(match: re.Match[str]) -> str:
+        name, value = match.groups()
+        return options[name] if value == "True" else f"{options[name]} {value.strip(_QUOTES)}"
+
+    names = "|".join(name for name in options if name)
+    return re.sub(rf"\b({names})=('[^']*'|\"[^\"]*\"|[^\s:;)`]*[^\s:;.,)`])", typed, message) if names else message
 
 
 def print_error(message: str) -> None:

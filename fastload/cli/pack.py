@@ -18,6 +18,7 @@ from fastload.cli.output import (
     one_line_errors,
     print_encodings,
     print_error,
+    print_finding,
     print_report,
     print_with_notes,
     print_written,
@@ -57,7 +58,9 @@ def pack(
             help="Folder, .zip, .tar, table or array file; a URL; torchvision:NAME; hf:NAME.",
         ),
     ],
-    output: Annotated[Any, Argument("OUT.h5", parser=parse_path, help="File to write, or its URL.")],
+    output: Annotated[
+        Any, Argument("OUT.h5", parser=parse_path, help="File to write, or its URL; --dry-run needs none.")
+    ] = None,
     layout: Annotated[
         str | None, Option(metavar="NAME", group=READ, help="Layout of SRC, else recognised; see `fastload layouts`.")
     ] = None,
@@ -201,6 +204,10 @@ def pack(
     SRC and OUT.h5 may lie in an object store: s3://, gs://, az:// URLs.
     """
     arguments = dict(locals())  # named like those of `pack_images`
+    if output is None:
+        if not dry_run:
+            raise click.UsageError("Missing argument 'OUT.h5'.", context)
+        arguments["output"] = Path("out.h5")  # on the disk of the current folder
     for name in ("context", "dry_run", "plan", "shard_index", "num_shards"):
         del arguments[name]
     of_plan = shard_index is not None or num_shards is not None
@@ -209,7 +216,7 @@ def pack(
             _pack_shards(context, **context.params)
             return
         if dry_run:
-            _survey(**arguments)
+            _survey(**arguments, named=output is not None)
             return
         from fastload.pack import pack_images, plan_images
 
@@ -277,8 +284,8 @@ def _print_plan(plan: PlanFile, source: Path) -> None:
     )
 
 
-def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None:
-    """Prints what packing would do; ends with exit code 1 if it could not."""
+def _survey(source: Path, output: Path, overwrite: bool, *, named: bool, **options: Any) -> None:
+    """Prints what packing would do; ends with exit code 1 if it could not. `named`: an output was given."""
     from fastload.estimate import estimate_survey
     from fastload.pack import PackOptions, survey_source
     from fastload.pack.output_url import disk_of, exists
@@ -319,9 +326,8 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
             f"`--store source`, or `--limit`."
         )
         raise click.exceptions.Exit(1)
-    if exists(output) and not overwrite:
-        print_error(f"{output}: exists; packing needs `--overwrite` to replace it.")
-        raise click.exceptions.Exit(1)
+    if named and exists(output) and not overwrite:
+        print_finding(f"{output}: exists; packing needs `--overwrite` to replace it.")
 
 
 def print_packed(report: PackReport, *, overwrite: bool) -> None:

@@ -74,7 +74,7 @@ def test_every_command_has_a_line_of_help_and_one_for_each_option_and_stands_in_
         for part in parts:
             lines = [line for lines in part.lines.values() for line in lines]
             assert part.help and len(lines) == len(part.params) + 1  # --help
-            assert all(term and text.endswith((".", "takes")) for term, text in lines), lines
+            assert all(term and re.search(r"\.( \[.+\])?$", text) for term, text in lines), lines
         # The tests may run without the README beside them.
         assert not README.exists() or re.search(rf"fastload {command}\b", README.read_text()), command
 
@@ -107,7 +107,7 @@ def test_a_command_has_the_arguments_of_its_function(command, function, own):
     assert ours.keys() - own == theirs.keys() - {"progress", "choice", "remote"}
     parsed = {"8MiB": CHUNK_BYTES, "": ()}  # of chunk_bytes and labels
     hints, choices = get_type_hints(command), get_type_hints(function)
-    for name in ours.keys() - own:
+    for name in ours.keys() - own - {"output"}:  # which a dry run does without
         default = theirs[name].default
         assert ours[name].default == default or parsed[ours[name].default] == default, name
         if "Literal" in str(choices[name]) and name != "bits":

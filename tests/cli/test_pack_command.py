@@ -75,7 +75,10 @@ def test_a_dry_run_writes_nothing(image_folder, tmp_path):
     assert "disk " in text and "pick raw: its 11.2 KiB fit in the " in text
     assert [entry.name for entry in tmp_path.iterdir()] == ["photos"]
     (tmp_path / "out.h5").write_bytes(b"mine")
-    assert "--overwrite" in run(source, tmp_path / "out.h5", "--dry-run", code=1).stderr
+    assert "out.h5: exists; packing needs `--overwrite`" in said(source, tmp_path / "out.h5", "--dry-run")
+    assert (tmp_path / "out.h5").read_bytes() == b"mine"
+    assert said(source, "--dry-run").startswith("would pack 20 images")
+    assert "Missing argument 'OUT.h5'" in run(source, code=2).stderr
 
 
 def test_a_dry_run_measures_what_is_asked_for_and_tells_how_it_is_stored_and_what_is_damaged(image_folder, tmp_path):
