@@ -38,8 +38,8 @@ CONTINUES = "interrupted; the same command continues where it stopped."
 LINE_EVERY_S = 5.0
 MAX_NAMED = 5
 
-MOST_LETTERS, MOST_IN_CELL = 10_000, 200
-"""Of a text that is printed, and of one in a table: names in a file may be of any length."""
+MOST_LETTERS, MOST_IN_CELL, MOST_OF_LINE = 10_000, 200, 400
+"""Of a text that is printed, of one in a table, and of a message's line: names in a file may be of any length."""
 
 _QUOTES = "\"'"
 
@@ -87,12 +87,12 @@ def as_options(message: str) -> str:
 
 def print_error(message: str) -> None:
     """Prints one line `error: ...` on stderr."""
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {one_line(message)}", err=True)
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {in_lines(message)}", err=True)
 
 
 def print_finding(text: str) -> None:
     """Prints one line `! ...`, on something to know or to change."""
-    click.echo(f"{click.style('!', fg='yellow', bold=True)} {one_line(text)}")
+    click.echo(f"{click.style('!', fg='yellow', bold=True)} {in_lines(text)}")
 
 
 def bold(text: object) -> str:
@@ -104,7 +104,7 @@ def show_warnings_in_one_line() -> None:
     """Prints the library's warnings as `warning: ...` on stderr, without the line of code they came from."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {one_line(str(message))}", err=True)
+        click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {in_lines(str(message))}", err=True)
 
     warnings.showwarning = show
 
@@ -120,6 +120,22 @@ def one_line(text: str, most: int = MOST_LETTERS) -> str:
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", errors="backslashreplace").decode() for c in text
     )
+
+
+def in_lines(text: str) -> str:
+    """Returns a message as `one_line` does, or of more than MOST_OF_LINE letters as several lines, cut after words.
+
+    A line ends with a sentence where one of them ends in its second half.
+    """
+    lines, rest = [], one_line(text)
+    while len(rest) > MOST_OF_LINE:
+        sentence = rest.rfind(". ", MOST_OF_LINE // 2, MOST_OF_LINE)
+        end = sentence + 1 if sentence >= 0 else rest.rfind(" ", 0, MOST_OF_LINE)
+        if end <= 0:
+            break  # one word
+        lines.append(rest[:end])
+        rest = rest[end + 1 :]
+    return "\n  ".join([*lines, rest])
 
 
 def print_pairs(pairs: Pairs) -> None:

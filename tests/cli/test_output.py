@@ -10,6 +10,7 @@ from fastload.cli.output import (
     _progress_lines,
     changes,
     format_seconds,
+    in_lines,
     one_line,
     one_line_errors,
     print_table,
@@ -32,6 +33,14 @@ def test_what_is_printed_of_a_text_of_any_length_is_bounded(capsys):
 
     durations = {0.04: "40 ms", 4.24: "4.2 s", 200: "3 min 20 s", 7500: "2 h 5 min"}
     assert {seconds: format_seconds(seconds) for seconds in durations} == durations
+
+
+def test_a_long_message_is_cut_into_lines_behind_sentences_or_words():
+    message = " ".join(f"Sentence {i} has five words." for i in range(60))
+    lines = in_lines(message).split("\n  ")
+    assert " ".join(lines) == message and all(200 < len(line) <= 400 for line in lines[:-1])
+    assert all(line.endswith(".") for line in lines)
+    assert in_lines("word " * 200).count("\n") == 2 and in_lines("a" * 1000) == "a" * 1000
 
 
 @pytest.mark.parametrize(

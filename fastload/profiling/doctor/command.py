@@ -70,7 +70,8 @@ def run_command(
 
     After `seconds` the command is interrupted, as by Ctrl-C but for a traceback, and 20 s later terminated with all its
     children; that it then ended by these signals is no failure, its code is 0. `look` is called every quarter of a
-    second with the command's pid; an exception from it is raised again after the command has ended. If a signal came before, nothing is started, and KeyboardInterrupt is raised.
+    second with the command's pid; an exception from it is raised again after the command has ended. If a signal came
+    before, nothing is started, and KeyboardInterrupt is raised.
     """
     if signals.wait(0)[0]:
         raise KeyboardInterrupt
