@@ -49,7 +49,7 @@ def test_tests_for_a_gpu_are_collected_and_skip_without_the_packages_of_the_othe
     names = packages_distributions()
     blocked = {name for name, of in names.items() if not kept & {re.sub(r"[-_.]+", "-", one).lower() for one in of}}
     blocked -= {"fastload", "_distutils_hack", "pkg_resources", "setuptools"}
-    assert {"hypothesis", "typer", "rich", "simplejpeg"} <= blocked
+    assert {"hypothesis", "click", "rich", "simplejpeg"} <= blocked
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({sorted(blocked)!r}))\n")
     path = f"{tmp_path}:{child_environment()['PYTHONPATH']}"
     bare = gpu_tests("-m", "gpu", "-rs", PYTHONPATH=path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")

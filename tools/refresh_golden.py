@@ -6,6 +6,7 @@
                                              for each way to store images, kept for ever; it never replaces one
     python tools/refresh_golden.py bytes     tests/data/golden_bytes.json: what is packed of a small source of each
                                              layout; it says which datasets have changed
+    python tools/refresh_golden.py help      tests/data/help-*.txt: the help of every command at three widths
 
 The package that is imported makes them: run it in the checkout's root, with `PYTHONPATH=.` unless it is installed with
 `pip install -e`.
@@ -92,11 +93,22 @@ def write_bytes() -> None:
     print(f"wrote {TABLE}")
 
 
+def write_help() -> None:
+    """Writes the help of every command as the tests keep it."""
+    sys.path[:0] = [str(TESTS / "cli"), str(TESTS)]
+    from test_main import WIDTHS, drawn_help, kept_help
+
+    for width in WIDTHS:
+        kept_help(width).write_text("\n".join(drawn_help(width).values()))
+        print(f"wrote {kept_help(width)}")
+
+
 def main() -> None:
     """Write the files that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("format", "stores", "bytes"))
-    {"format": write_format, "stores": write_stores, "bytes": write_bytes}[parser.parse_args().what]()
+    parser.add_argument("what", choices=("format", "stores", "bytes", "help"))
+    writers = {"format": write_format, "stores": write_stores, "bytes": write_bytes, "help": write_help}
+    writers[parser.parse_args().what]()
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+import click
 
 from fastload.cli.arguments import AsJson, BatchSize, Device, Force, ImageFile, Report, Size, Split
+from fastload.cli.command_line import Option
 from fastload.cli.live import live_panel
 from fastload.cli.output import (
     bold,
@@ -30,35 +31,33 @@ def bench(
     file: ImageFile,
     step: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="STEP",
             help="Train too: resnet50, resnet18, tiny, or sim:RATE, a simulated accelerator that takes RATE images/s "
             "and leaves the CPU free; sim:0.8x takes 0.8 of what the loader gives.",
         ),
     ] = None,
     batch_size: BatchSize = None,
-    seconds: Annotated[float, typer.Option(help="Time for each part.")] = 5.0,
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads or processes that load.")] = None,
-    shuffle: Annotated[Literal["auto", "chunk", "full", "none"], typer.Option(help="Order of the samples.")] = "auto",
+    seconds: Annotated[float, Option(help="Time for each part.")] = 5.0,
+    workers: Annotated[int | None, Option(least=1, help="Threads or processes that load.")] = None,
+    shuffle: Annotated[Literal["auto", "chunk", "full", "none"], Option(help="Order of the samples.")] = "auto",
     split: Split = None,
     device: Device = None,
     size: Size = None,
-    seed: Annotated[int, typer.Option(help="Seed of the order.")] = 0,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Compare with a plain DataLoader of the same samples.")
-    ] = False,
+    seed: Annotated[int, Option(help="Seed of the order.")] = 0,
+    compare: Annotated[bool, Option("--compare", help="Compare with a plain DataLoader of the same samples.")] = False,
     source: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="What FILE was packed from; --compare then also measures a plain DataLoader of the image files.",
         ),
     ] = None,
     cold: Annotated[
-        bool, typer.Option("--cold", help="Drop FILE from the page cache before each pass, and say whether it worked.")
+        bool, Option("--cold", help="Drop FILE from the page cache before each pass, and say whether it worked.")
     ] = False,
     inject: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="FAULT",
             help="Show how the loop takes a fault: slow-disk=MS, stall=MS@EVERY, kill-worker; may be repeated.",
         ),
@@ -96,20 +95,20 @@ def _print(result: BenchResult) -> None:
 
     channels, height, width = result.image_shape
     shape = f"{height} x {width} x {channels}" if height and width else f"several sizes, {channels} channels"
-    typer.echo(
+    click.echo(
         f"{bold(short_name(result.path))}: {result.num_samples:,} images of {shape}, batches of {result.batch_size:,}"
     )
     print_pairs(result.facts)
     if result.rivals:
-        typer.echo()
+        click.echo()
         table = rival_table(result.rivals, result.cpus)
         print_table(table.head, table.rows)
     for fault in result.faults:
-        typer.echo()
+        click.echo()
         print_pairs(fault_facts(fault, result.cpus))
     verdict = result.loop.measured.verdict if result.loop is not None else None
     if verdict is not None:
-        typer.echo()
+        click.echo()
         for line in verdict.evidence:
-            typer.echo(f"  {one_line(line)}")
-        typer.echo(f"\n{bold('verdict:')} {one_line(verdict.sentence)}")
+            click.echo(f"  {one_line(line)}")
+        click.echo(f"\n{bold('verdict:')} {one_line(verdict.sentence)}")

@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from fastload.cli.arguments import AsJson
+from fastload.cli.command_line import Argument, Commands, Option
 from fastload.cli.output import (
     bold,
     format_seconds,
@@ -27,18 +28,14 @@ if TYPE_CHECKING:
     from fastload.remote.contents import CacheCheck, CacheContents, CachedContent, Cleared
     from fastload.remote.options import Remote
 
-cache = typer.Typer(
-    help="What this machine keeps of datasets behind URLs.", no_args_is_help=True, pretty_exceptions_enable=False
-)
 
 CacheFolder = Annotated[
     Path | None,
-    typer.Option("--cache", help="Folder of the cache; by default $FASTLOAD_CACHE, else ~/.cache/fastload."),
+    Option("--cache", help="Folder of the cache; by default $FASTLOAD_CACHE, else ~/.cache/fastload."),
 ]
-CachedUrl = Annotated[str | None, typer.Argument(metavar="URL", help="Only the dataset that was read from this URL.")]
+CachedUrl = Annotated[str | None, Argument("[URL]", help="Only the dataset that was read from this URL.")]
 
 
-@cache.command("list", epilog="Examples:\n\nfastload cache list")
 def list_(folder: CacheFolder = None, as_json: AsJson = False) -> None:
     """List the datasets in the cache: how much of each is there, and when it was last used."""
     with one_line_errors():
@@ -51,7 +48,6 @@ def list_(folder: CacheFolder = None, as_json: AsJson = False) -> None:
             _print_contents(found)
 
 
-@cache.command(epilog="Examples:\n\nfastload cache verify\n\nfastload cache verify s3://bucket/photos.h5")
 def verify(url: CachedUrl = None, folder: CacheFolder = None, as_json: AsJson = False) -> None:
     """Hash every chunk in the cache, and remove those that are not what came over the network.
 
@@ -71,13 +67,12 @@ def verify(url: CachedUrl = None, folder: CacheFolder = None, as_json: AsJson = 
         if wrong:
             count = sum(one.wrong for one in wrong)
             print_error(f"{counted(count, 'wrong chunk')} in {counted(len(wrong), 'dataset')} of the cache.")
-            raise typer.Exit(1)
+            raise click.exceptions.Exit(1)
 
 
-@cache.command(epilog="Examples:\n\nfastload cache clear s3://bucket/photos.h5\n\nfastload cache clear --all")
 def clear(
     url: CachedUrl = None,
-    everything: Annotated[bool, typer.Option("--all", help="Remove all datasets that nobody uses.")] = False,
+    everything: Annotated[bool, Option("--all", help="Remove all datasets that nobody uses.")] = False,
     folder: CacheFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -86,7 +81,7 @@ def clear(
     What is removed are copies: the objects stay where they are.
     """
     if (url is None) != everything:
-        raise typer.BadParameter("give the URL of a dataset, or --all.")
+        raise click.BadParameter("give the URL of a dataset, or --all.")
     with one_line_errors():
         from fastload.remote.contents import clear_cache
 
@@ -97,7 +92,19 @@ def clear(
         else:
             _print_cleared(found)
         if url is not None and found.in_use:
-            raise typer.Exit(1)
+            raise click.exceptions.Exit(1)
+
+
+cache = Commands(
+    "cache",
+    help="What this machine keeps of datasets behind URLs.",
+    no_args_is_help=True,
+    functions={
+        "list": ("fastload.cli.cache:list_", "fastload cache list"),
+        "verify": ("fastload.cli.cache:verify", "fastload cache verify\nfastload cache verify s3://bucket/photos.h5"),
+        "clear": ("fastload.cli.cache:clear", "fastload cache clear s3://bucket/photos.h5\nfastload cache clear --all"),
+    },
+)
 
 
 def _remote(folder: Path | None) -> Remote:
@@ -108,9 +115,9 @@ def _remote(folder: Path | None) -> Remote:
 
 def _print_contents(found: CacheContents) -> None:
     if not found.datasets:
-        typer.echo(f"{bold(found.cache)}: holds no dataset")
+        click.echo(f"{bold(found.cache)}: holds no dataset")
         return
-    typer.echo(f"{bold(found.cache)}: {counted(len(found.datasets), 'dataset')}")
+    click.echo(f"{bold(found.cache)}: {counted(len(found.datasets), 'dataset')}")
     now_s = time.time()
     rows = [
         (
@@ -122,7 +129,7 @@ def _print_contents(found: CacheContents) -> None:
         for one in found.datasets
     ]
     print_table(("dataset", "on disk", "chunks", "last used"), rows)
-    typer.echo(
+    click.echo(
         f"  {format_bytes(found.bytes)} in all; at most {format_bytes(found.limit)} unless Remote(max_bytes=...) says "
         f"other, nine tenths of what the disk has left for it"
     )
@@ -135,7 +142,7 @@ def _print_check(one: CacheCheck) -> None:
         return
     busy = f"; {counted(one.skipped, 'chunk')} not checked, being fetched" if one.skipped else ""
     if not one.wrong:
-        typer.echo(f"{name}: {counted(one.checked, 'chunk')}, every one is what came{busy}")
+        click.echo(f"{name}: {counted(one.checked, 'chunk')}, every one is what came{busy}")
         return
     left = one.wrong - one.removed
     stays = f"; {left:,} of them stay for now, being in use" if left else ""
@@ -147,11 +154,11 @@ def _print_check(one: CacheCheck) -> None:
 
 def _print_cleared(found: Cleared) -> None:
     for one in found.removed:
-        typer.echo(f"{one_line(one.name)}: removed, {format_bytes(one.bytes)}")
+        click.echo(f"{one_line(one.name)}: removed, {format_bytes(one.bytes)}")
     for one in found.in_use:
         print_finding(_left(one))
     if not found.removed and not found.in_use:
-        typer.echo("the cache holds no dataset")
+        click.echo("the cache holds no dataset")
 
 
 def _left(one: CachedContent) -> str:

@@ -10,9 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from fastload.cli.arguments import Force
+from fastload.cli.command_line import Argument, Option
 from fastload.cli.output import check_report, one_line, one_line_errors
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ _FAULTS = 3
 
 
 def doctor(
-    command: Annotated[list[str], typer.Argument(help="The command, after two dashes.")],
+    command: Annotated[list[str], Argument("-- COMMAND ...", help="The command, after two dashes.")],
     seconds: Annotated[
-        float | None, typer.Option("--seconds", min=1, help="Interrupt the command after this time, as Ctrl-C would.")
+        float | None, Option("--seconds", least=1, help="Interrupt the command after this time, as Ctrl-C would.")
     ] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write everything measured to this file.")] = None,
-    report: Annotated[Path | None, typer.Option("--report", help="Write a report to this .html file.")] = None,
+    json_path: Annotated[Path | None, Option("--json", help="Write everything measured to this file.")] = None,
+    report: Annotated[Path | None, Option("--report", help="Write a report to this .html file.")] = None,
     force: Force = False,
 ) -> None:
     """Run a training script and say what limits it: fastload doctor -- python train.py
@@ -58,19 +59,19 @@ def doctor(
                 examined = examine(command, signals, seconds=seconds, look=look, over=_say_what_comes)
             _print(examined)
             # The exit code stays the command's; a file that cannot be written is no reason to leave out the other.
-            with suppress(typer.Exit), one_line_errors():
+            with suppress(click.exceptions.Exit), one_line_errors():
                 if json_path is not None:
                     save_text(json.dumps(examined.measured.to_dict(), indent=1) + "\n", json_path, force=force)
-            with suppress(typer.Exit), one_line_errors():
+            with suppress(click.exceptions.Exit), one_line_errors():
                 if report is not None:
                     from fastload.profiling.report import write_report
 
                     write_report(examined.measured, report, force=force)
-    raise typer.Exit(examined.code)
+    raise click.exceptions.Exit(examined.code)
 
 
 def _say_what_comes() -> None:
-    typer.echo(
+    click.echo(
         "fastload doctor: the command is over; what changes would cost is tried here, for some seconds", err=True
     )
 
@@ -92,7 +93,7 @@ def _print(examined: Examined) -> None:
     """Prints the verdict and its evidence on stderr: stdout belongs to the command."""
 
     def say(text: str) -> None:
-        typer.echo(one_line(text), err=True)
+        click.echo(one_line(text), err=True)
 
     for fault in examined.faults[:_FAULTS]:
         say(f"warning: something could not be measured: {fault}")

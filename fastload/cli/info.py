@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from fastload.cli.arguments import AsJson, PackedName, parse_file, parse_rows
+from fastload.cli.command_line import Argument, Option
 from fastload.cli.output import (
     bold,
     one_line,
@@ -41,21 +42,17 @@ MAX_FINDINGS = 20
 
 
 def info(
-    file: Annotated[
-        Any, typer.Argument(parser=parse_file, metavar="FILE", help="A packed file or its URL, or any HDF5 file.")
-    ],
+    file: Annotated[Any, Argument("FILE", parser=parse_file, help="A packed file or its URL, or any HDF5 file.")],
     as_json: AsJson = False,
     shuffle_quality: Annotated[
-        bool, typer.Option("--shuffle-quality", help="Measure how well each shuffle mixes this file; takes seconds.")
+        bool, Option("--shuffle-quality", help="Measure how well each shuffle mixes this file; takes seconds.")
     ] = False,
     batch_size: Annotated[
-        int, typer.Option("--batch-size", min=2, help="Samples in a batch, for --shuffle-quality.")
+        int, Option("--batch-size", least=2, help="Samples in a batch, for --shuffle-quality.")
     ] = 256,
     stores: Annotated[
         bool,
-        typer.Option(
-            "--stores", help="Estimate size and loading rate of each `fastload pack --store` here; takes seconds."
-        ),
+        Option("--stores", help="Estimate size and loading rate of each `fastload pack --store` here; takes seconds."),
     ] = False,
 ) -> None:
     """Show what a file holds, how it lies on disk, and what makes it slow.
@@ -91,12 +88,12 @@ def info(
             if estimates:
                 print_encodings(estimates)
             elif found.version is not None and "images" in found.fields and found.cached is None:
-                typer.echo("\nFor size and loading rate of other ways to store these images, give `--stores`.")
+                click.echo("\nFor size and loading rate of other ways to store these images, give `--stores`.")
 
 
 def _print(found: FileInfo) -> None:
     origin = "not packed by fastload" if found.version is None else f"{found.writer}, format {found.version}"
-    typer.echo(f"{bold(found.name)} ({one_line(origin)})")
+    click.echo(f"{bold(found.name)} ({one_line(origin)})")
     pairs = [("samples", f"{found.num_samples:,}")]
     if found.splits:
         pairs.append(splits_pair({name: stop - start for name, (start, stop) in found.splits.items()}))
@@ -144,14 +141,14 @@ def _print(found: FileInfo) -> None:
     if found.header_digest:
         pairs.append(("reading", _reading(found)))
     print_pairs(pairs)
-    typer.echo()
+    click.echo()
     _print_fields(list(found.fields.values()))
     if found.findings:
-        typer.echo()
+        click.echo()
         for finding in found.findings[:MAX_FINDINGS]:
             print_finding(finding)
     elif found.version is None:
-        typer.echo("\nNothing to fix: FastLoader reads each image as one piece of this file.")
+        click.echo("\nNothing to fix: FastLoader reads each image as one piece of this file.")
 
 
 def _mask_classes(found: FileInfo) -> str:
@@ -225,7 +222,7 @@ def _print_fields(fields: Sequence[FieldInfo]) -> None:
         rows.append((field.name, shape_of(field.shape), field.dtype, format_bytes(field.bytes), storage + filters))
     print_table(("field", "shape", "type", "size", "storage"), rows)
     if len(fields) > MAX_FIELDS:
-        typer.echo(f"  and {len(fields) - MAX_FIELDS:,} more; `--json` lists all")
+        click.echo(f"  and {len(fields) - MAX_FIELDS:,} more; `--json` lists all")
 
 
 def _print_quality(found: ShuffleQuality) -> None:
@@ -240,7 +237,7 @@ def _print_quality(found: ShuffleQuality) -> None:
 
     rows = f"{found.num_rows:,} samples of split {found.split}" if found.split else f"{found.num_rows:,} samples"
     chunks = f", chunks of {found.chunk_rows:,}" if found.chunk_rows else ""
-    typer.echo(f"\nshuffle quality: {one_line(rows)} in batches of {found.batch_size:,}{chunks}")
+    click.echo(f"\nshuffle quality: {one_line(rows)} in batches of {found.batch_size:,}{chunks}")
     expected = [
         shown(name, measure and replace(measure, value=measure.full, as_good=True))
         for name, measure in found.orders[0].measures.items()
@@ -249,7 +246,7 @@ def _print_quality(found: ShuffleQuality) -> None:
     for order in found.orders:
         table.append((order.shuffle, f"{order.window_rows:,}", *(shown(*one) for one in order.measures.items())))
     print_table(("shuffle", "mixes rows", "file order", "label mix", "epoch distance", "mates again"), table)
-    typer.echo("  * worse than random permutations, by more than 3 standard deviations of an epoch")
+    click.echo("  * worse than random permutations, by more than 3 standard deviations of an epoch")
     print_pairs([
         ("file order", "rank correlation of the epoch with the file: 0 none, 1 as the file lies"),
         ("label mix", f"how much the {found.labels or 'labels'} of batches differ, in multiples of full shuffle's"),
@@ -258,7 +255,7 @@ def _print_quality(found: ShuffleQuality) -> None:
     ])  # fmt: skip
     for order in found.orders:
         if order.shuffle == found.default:
-            typer.echo(f"\nshuffle=True means {order.shuffle} for this file: {order.verdict}.")
+            click.echo(f"\nshuffle=True means {order.shuffle} for this file: {order.verdict}.")
     for note in found.notes:
         print_finding(note)
 
@@ -266,15 +263,15 @@ def _print_quality(found: ShuffleQuality) -> None:
 def preview(
     file: PackedName,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="PNG to write; by default FILE.png; of a URL, here.")
+        Path | None, Option("--output", "-o", help="PNG to write; by default FILE.png; of a URL, here.")
     ] = None,
-    count: Annotated[int, typer.Option(help="Images to show.")] = 40,
-    split: Annotated[str | None, typer.Option(help="Show this split only.")] = None,
-    seed: Annotated[int, typer.Option(help="Another seed shows other images.")] = 0,
+    count: Annotated[int, Option(help="Images to show.")] = 40,
+    split: Annotated[str | None, Option(help="Show this split only.")] = None,
+    seed: Annotated[int, Option(help="Another seed shows other images.")] = 0,
     rows: Annotated[
-        Any, typer.Option(parser=parse_rows, metavar="N,N", help="Show these rows, as `batch.rows` has them.")
+        Any, Option(parser=parse_rows, metavar="N,N", help="Show these rows, as `batch.rows` has them.")
     ] = "",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an output that exists.")] = False,
 ) -> None:
     """Draw a contact sheet of a file: images, labels, masks, boxes, landmarks."""
     with one_line_errors():
@@ -284,4 +281,4 @@ def preview(
         given = as_given(file)
         target = output or (Path(given.rpartition("/")[2]) if isinstance(given, str) else given).with_suffix(".png")
         rows = make_preview(file, target, count=count, split=split, seed=seed, rows=rows or (), overwrite=overwrite)
-        typer.echo(f"{len(rows)} images of {one_line(short_name(given))} drawn in {one_line(str(target))}")
+        click.echo(f"{len(rows)} images of {one_line(short_name(given))} drawn in {one_line(str(target))}")

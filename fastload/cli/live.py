@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
-import typer
+import click
 
 from fastload.cli.output import format_seconds, now_and_then, one_line
 
@@ -135,7 +135,7 @@ def _lines(title: str, total_s: float | None) -> Show:
     def show(figures: Mapping[str, str | float]) -> None:
         if elapsed_s := due():
             parts = [times_text(elapsed_s, total_s), *(f"{name} {figure_text(figures[name])}" for name in figures)]
-            typer.echo(one_line(f"{title}: {', '.join(parts)}"), err=True)
+            click.echo(one_line(f"{title}: {', '.join(parts)}"), err=True)
 
     return show
 

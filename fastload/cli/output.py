@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import shlex
 import sys
 import time
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from fastload.errors import FastloadError, OutputError
 from fastload.remote.options import is_url, shown
@@ -37,8 +38,10 @@ CONTINUES = "interrupted; the same command continues where it stopped."
 LINE_EVERY_S = 5.0
 MAX_NAMED = 5
 
-MOST_LETTERS, MOST_IN_CELL = 10_000, 200
-"""Of a text that is printed, and of one in a table: names in a file may be of any length."""
+MOST_LETTERS, MOST_IN_CELL, MOST_OF_LINE = 10_000, 200, 400
+"""Of a text that is printed, of one in a table, and of a message's line: names in a file may be of any length."""
+
+_QUOTES = "\"'"
 
 Pairs = Iterable[tuple[str, str]]
 """Lines of a name and a value."""
@@ -54,39 +57,54 @@ def one_line_errors(interrupted: str = "interrupted.") -> Iterator[None]:
     except BrokenPipeError:
         # The reader (head, less) has ended: the rest of the buffer must not be flushed into the pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(BROKEN_PIPE) from None
+        raise click.exceptions.Exit(BROKEN_PIPE) from None
     except FastloadError as exc:
-        print_error(str(exc))
-        raise typer.Exit(1) from exc
+        print_error(as_options(str(exc)))
+        raise click.exceptions.Exit(1) from exc
     except OSError as exc:
         # The system refused (no permission, a failing disk). That is not a bug, so a traceback would not help.
         print_error(f"{exc.filename}: {exc.strerror}." if exc.filename and exc.strerror else str(exc))
-        raise typer.Exit(1) from exc
+        raise click.exceptions.Exit(1) from exc
     except KeyboardInterrupt:
         print_error(interrupted)
-        raise typer.Exit(INTERRUPTED) from None
+        raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+def as_options(message: str) -> str:
+    """Returns a message of the library with the running command's options in place of Python's arguments."""
+    context = click.get_current_context(silent=True)
+    found = context.command.params if context else []
+    options = {each.name: max(each.opts, key=len) for each in found if isinstance(each, click.Option)}
+    message = re.sub(r" \(`\w+=[^`]*`\)", "", message)  # `--overwrite` (`force=True`)
+
+    def typed(match: re.Match[str]) -> str:
+        name, value = match.groups()
+        return options[name] if value == "True" else f"{options[name]} {value.strip(_QUOTES)}"
+
+    names = "|".join(name for name in options if name)
+    return re.sub(rf"\b({names})=('[^']*'|\"[^\"]*\"|[^\s:;)`]*[^\s:;.,)`])", typed, message) if names else message
 
 
 def print_error(message: str) -> None:
     """Prints one line `error: ...` on stderr."""
-    typer.echo(f"{typer.style('error:', fg='red', bold=True)} {one_line(message)}", err=True)
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {in_lines(message)}", err=True)
 
 
 def print_finding(text: str) -> None:
     """Prints one line `! ...`, on something to know or to change."""
-    typer.echo(f"{typer.style('!', fg='yellow', bold=True)} {one_line(text)}")
+    click.echo(f"{click.style('!', fg='yellow', bold=True)} {in_lines(text)}")
 
 
 def bold(text: object) -> str:
     """Returns a text, or the name of a file, on one line and in bold type."""
-    return typer.style(one_line(str(text)), bold=True)
+    return click.style(one_line(str(text)), bold=True)
 
 
 def show_warnings_in_one_line() -> None:
     """Prints the library's warnings as `warning: ...` on stderr, without the line of code they came from."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        typer.echo(f"{typer.style('warning:', fg='yellow', bold=True)} {one_line(str(message))}", err=True)
+        click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {in_lines(str(message))}", err=True)
 
     warnings.showwarning = show
 
@@ -104,12 +122,28 @@ def one_line(text: str, most: int = MOST_LETTERS) -> str:
     )
 
 
+def in_lines(text: str) -> str:
+    """Returns a message as `one_line` does, or of more than MOST_OF_LINE letters as several lines, cut after words.
+
+    A line ends with a sentence where one of them ends in its second half.
+    """
+    lines, rest = [], one_line(text)
+    while len(rest) > MOST_OF_LINE:
+        sentence = rest.rfind(". ", MOST_OF_LINE // 2, MOST_OF_LINE)
+        end = sentence + 1 if sentence >= 0 else rest.rfind(" ", 0, MOST_OF_LINE)
+        if end <= 0:
+            break  # one word
+        lines.append(rest[:end])
+        rest = rest[end + 1 :]
+    return "\n  ".join([*lines, rest])
+
+
 def print_pairs(pairs: Pairs) -> None:
     """Prints `name  value` lines, aligned; an empty name continues the line above."""
     pairs = list(pairs)
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
-        typer.echo(f"  {typer.style(name.ljust(width), fg='cyan')}  {one_line(value)}".rstrip())
+        click.echo(f"  {click.style(name.ljust(width), fg='cyan')}  {one_line(value)}".rstrip())
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -118,7 +152,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     for number, row in enumerate([head, *rows]):
         text = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        typer.echo("  " + (typer.style(text, bold=True) if number == 0 else text))
+        click.echo("  " + (click.style(text, bold=True) if number == 0 else text))
 
 
 def print_written(head: str, path: Path, pairs: Pairs, notes: Iterable[str]) -> None:
@@ -133,7 +167,7 @@ def print_with_notes(head: str, pairs: Pairs, notes: Iterable[str]) -> None:
     understood = [note for note in notes if note.startswith("Layout ")]
     for note in first:
         print_finding(note)
-    typer.echo(head)
+    click.echo(head)
     layout = [("layout", note.removeprefix("Layout ")) for note in understood]
     print_pairs([*layout, *pairs, *(("note", note) for note in notes if note not in first + understood)])
 
@@ -216,7 +250,7 @@ def _named(title: str, what: str, found: Sequence[tuple[str, str]]) -> list[tupl
 def print_json(value: Any) -> None:
     import json
 
-    typer.echo(json.dumps(value, indent=2, default=str))
+    click.echo(json.dumps(value, indent=2, default=str))
 
 
 def check_report(report: Path | None, *, force: bool) -> None:
@@ -254,7 +288,7 @@ def show_result(
         print_text()
     if interrupted:
         print_error("interrupted; the results above were measured before.")
-        raise typer.Exit(INTERRUPTED)
+        raise click.exceptions.Exit(INTERRUPTED)
 
 
 @contextmanager
@@ -293,7 +327,7 @@ def _progress_lines(unit: str) -> Progress:
         if elapsed := due():
             fresh = done - first
             left = f", {format_seconds(elapsed / fresh * (total - done))} left" if fresh else ""
-            typer.echo(f"{stage}: {done:,} of {total:,}, {_rate(fresh, elapsed, unit)}{left}", err=True)
+            click.echo(f"{stage}: {done:,} of {total:,}, {_rate(fresh, elapsed, unit)}{left}", err=True)
 
     return advance
 
@@ -331,7 +365,7 @@ def format_seconds(seconds: float) -> str:
 def print_encodings(found: EncodingEstimates) -> None:
     """Prints size and loading rate of each encoding, and which one to choose."""
     rates = f"images/s read and decoded in {counted(found.threads, 'thread')}, without transforms"
-    typer.echo(f"\nstores, from {found.sampled:,} samples of these images on this machine ({rates})")
+    click.echo(f"\nstores, from {found.sampled:,} samples of these images on this machine ({rates})")
     rows = []
     for one in found.stores:
         from_disk = "?" if one.disk_per_s is None else f"{one.disk_per_s:,.0f}"

@@ -7,9 +7,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+import click
 
-from fastload.cli.arguments import ChunkBytes, parse_bytes, parse_names, parse_path, parse_size
+from fastload.cli.arguments import parse_bytes, parse_names, parse_path, parse_size
+from fastload.cli.command_line import Argument, Option
 from fastload.cli.output import (
     CONTINUES,
     bold,
@@ -17,6 +18,7 @@ from fastload.cli.output import (
     one_line_errors,
     print_encodings,
     print_error,
+    print_finding,
     print_report,
     print_with_notes,
     print_written,
@@ -32,162 +34,167 @@ if TYPE_CHECKING:
 MAX_SIZES = 8
 NO_IMAGES = "samples without images"
 
+READ, SIZE, MASKS, STORE, SHARDS = (
+    "What to read",
+    "Size and channels",
+    "Masks and boxes",
+    "Encoding and order",
+    "Shards, and packing on several machines",
+)
+
 Masks = Annotated[
     Literal["auto", "none", "semantic", "instance", "panoptic"],
-    typer.Option(help="Masks to pack: those found, none, or one kind, drawn from annotations if there are no files."),
+    Option(metavar="KIND", group=MASKS, help="auto, none, semantic, instance or panoptic; may be drawn."),
 ]
 
 
 def pack(
-    context: typer.Context,
+    context: click.Context,
     source: Annotated[
         Any,
-        typer.Argument(
+        Argument(
+            "SRC",
             parser=parse_path,
-            metavar="SRC",
             help="Folder, .zip, .tar, table or array file; a URL; torchvision:NAME; hf:NAME.",
         ),
     ],
     output: Annotated[
-        Any, typer.Argument(parser=parse_path, metavar="OUT.h5", help="File to write, or its URL, s3://BUCKET/OUT.h5.")
-    ],
+        Any, Argument("OUT.h5", parser=parse_path, help="File to write, or its URL; --dry-run needs none.")
+    ] = None,
     layout: Annotated[
-        str | None, typer.Option(help="Layout of SRC, by default recognised; `fastload layouts` lists all.")
+        str | None, Option(metavar="NAME", group=READ, help="Layout of SRC, else recognised; see `fastload layouts`.")
     ] = None,
-    masks: Masks = "auto",
-    mask_size: Annotated[
-        Literal["same", "image"], typer.Option(help="image: resize masks of the same shape to their images.")
-    ] = "same",
-    mask_values: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|keep|V[=NAME],...",
-            help="Values of masks that are classes 0, 1, ...; auto: 0 and 255 become 0 and 1.",
-        ),
-    ] = "auto",
-    palette: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Colours of classes in masks: lines of r,g,b,name, or CVAT's.")
-    ] = None,
-    ignore_index: Annotated[
-        str | None, typer.Option(metavar="V|NAME", help="Value or class of masks that means no class.")
-    ] = None,
-    mask_files: Annotated[
-        str,
-        typer.Option(
-            metavar="PATTERN", help="Paths of the masks, such as 'semantic/*', where there are several kinds."
-        ),
-    ] = "",
     labels: Annotated[
         Any,
-        typer.Option(
+        Option(
             parser=parse_names,
             metavar="A,B",
-            help="Columns of a table that hold the labels; of a folder: top, deepest, last, names or none.",
+            group=READ,
+            help="Columns with the labels; of folders: top, deepest, last, names or none.",
         ),
     ] = "",
-    image_column: Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the images.")] = "",
-    split_column: Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the split.")] = "",
+    image_column: Annotated[str, Option(metavar="NAME", group=READ, help="Column of a table with the images.")] = "",
+    split_column: Annotated[str, Option(metavar="NAME", group=READ, help="Column of a table with the split.")] = "",
     captions: Annotated[
-        str, typer.Option(metavar="all|none|BYTES", help="Texts of images: all, none, or cut to so many bytes.")
+        str, Option(metavar="all|none|N", group=READ, help="Texts of images: all, none, or cut to N bytes.")
     ] = "all",
     root: Annotated[
-        Any,
-        typer.Option(
-            parser=parse_path, metavar="PATH", help="Folder that a table's paths, or torchvision's data, are in."
-        ),
+        Any, Option(parser=parse_path, metavar="PATH", group=READ, help="Folder of a table's paths, or of torchvision.")
     ] = None,
-    download: Annotated[bool, typer.Option("--download", help="Let torchvision fetch what is not in --root.")] = False,
-    boxes: Annotated[
-        Literal["auto", "xyxy", "xywh", "cxcywh", "yxyx"],
-        typer.Option(help="A box's numbers: two corners (yxyx: y first), corner and size, or middle and size."),
-    ] = "auto",
-    boxes_of: Annotated[
-        Literal["auto", "upright", "stored", "declared"],
-        typer.Option(
-            help="Boxes and masks are of the upright image, of the file before EXIF turns it, or the declared size."
-        ),
-    ] = "auto",
+    download: Annotated[
+        bool, Option("--download", group=READ, help="Let torchvision fetch what is not in --root.")
+    ] = False,
+    limit: Annotated[int | None, Option(group=READ, help="Pack only N images, spread over SRC.")] = None,
     size: Annotated[
-        Any, typer.Option(parser=parse_size, metavar="S|HxW", help="Bring every image to this height x width.")
+        Any,
+        Option(parser=parse_size, metavar="S|HxW", group=SIZE, help="Bring every image to this height x width."),
     ] = None,
     fit: Annotated[
-        Literal["crop", "pad", "stretch"], typer.Option(help="How --size treats images of another shape.")
+        Literal["crop", "pad", "stretch"],
+        Option(metavar="HOW", group=SIZE, help="How --size does it: crop, pad or stretch."),
     ] = "crop",
+    max_size: Annotated[
+        int | None, Option(metavar="S", group=SIZE, help="Shrink images until their shorter side is S or less.")
+    ] = None,
     mode: Annotated[
         Literal["rgb", "gray", "rgba"] | None,
-        typer.Option(help="Convert images; by default gray if all of them are, else RGB."),
+        Option(metavar="MODE", group=SIZE, help="rgb, gray or rgba; by default gray if all images are."),
     ] = None,
     bits: Annotated[
         Any,
-        typer.Option(
-            parser=int, metavar="8|16", help="8 keeps the high byte of 16-bit images; 16 requires 16-bit images."
-        ),
+        Option(parser=int, metavar="8|16", group=SIZE, help="8 keeps the high byte of 16; 16 needs 16-bit images."),
     ] = None,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            metavar="raw|jpeg[:Q]|source|mixed:F",
-            help="Store pixels, new JPEGs, the files' own JPEGs, or some of each.",
-        ),
-    ] = None,
-    max_size: Annotated[
-        int | None, typer.Option(metavar="S", help="Shrink larger images until their shorter side is S.")
-    ] = None,
-    codec: Annotated[
+    masks: Masks = "auto",
+    mask_size: Annotated[
+        Literal["same", "image"],
+        Option(metavar="SIZE", group=MASKS, help="same; image: resize masks of one shape to the images."),
+    ] = "same",
+    mask_values: Annotated[
         str,
-        typer.Option(
-            metavar="none|gzip[:L]|zstd[:L]", help="Lossless compression; auto: gzip for masks that it halves."
+        Option(
+            metavar="V[=NAME],...",
+            group=MASKS,
+            help="Values that are classes 0, 1, ...; keep; auto: 255 is 1.",
         ),
     ] = "auto",
-    workers: Annotated[int | None, typer.Option(help="Processes that decode; by default one per CPU.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the order of rows.")] = 0,
-    shuffle: Annotated[
-        bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle rows within each split, or keep SRC's order.")
-    ] = True,
-    chunk_bytes: ChunkBytes = "8MiB",
-    shards: Annotated[
-        int | None, typer.Option(metavar="N", help="Write N files, and OUT.h5 as an index over them.")
+    mask_files: Annotated[
+        str, Option(metavar="PATTERN", group=MASKS, help="Paths of the masks, where there are several kinds.")
+    ] = "",
+    palette: Annotated[
+        Path | None, Option(metavar="FILE", group=MASKS, help="Colours of classes: lines of r,g,b,name, or CVAT's.")
     ] = None,
-    shard_bytes: Annotated[
-        Any, typer.Option(parser=parse_bytes, metavar="BYTES", help="Write files of about this size, and an index.")
+    ignore_index: Annotated[
+        str | None, Option(metavar="V|NAME", group=MASKS, help="Value or class of masks that means no class.")
     ] = None,
-    spread: Annotated[int, typer.Option(metavar="N", help="Spread these files over N folders.")] = 0,
-    engine: Annotated[
-        Literal["ray"] | None, typer.Option(help="Pack the shards on the nodes of a Ray cluster.")
-    ] = None,
-    address: Annotated[str | None, typer.Option(help="Address of the cluster: auto, local, or HOST:PORT.")] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Only write OUT.h5.plan, by which any machine can pack the shards.")
-    ] = False,
-    shard_index: Annotated[
-        int | None, typer.Option(metavar="I", help="Pack shard I of OUT.h5.plan; with --num-shards I, I + N, ...")
-    ] = None,
-    num_shards: Annotated[
-        int | None, typer.Option(metavar="N", help="How many such processes pack the shards; by default one each.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Pack only this many images, spread over SRC.")] = None,
+    boxes: Annotated[
+        Literal["auto", "xyxy", "xywh", "cxcywh", "yxyx"],
+        Option(metavar="FORM", group=MASKS, help="A box's numbers: auto, xyxy, xywh, cxcywh or yxyx."),
+    ] = "auto",
+    boxes_of: Annotated[
+        Literal["auto", "upright", "stored", "declared"],
+        Option(
+            metavar="IMAGE",
+            group=MASKS,
+            help="Boxes and masks are of the upright image, of the stored one, before EXIF turns it, or of the "
+            "declared size.",
+        ),
+    ] = "auto",
     outside_boxes: Annotated[
         Literal["refuse", "clip", "keep"],
-        typer.Option(help="Boxes that reach out of their image: an error, cut to the image, or packed as they are."),
+        Option(metavar="DO", group=MASKS, help="refuse, clip or keep boxes that reach out of their image."),
     ] = "refuse",
-    on_error: Annotated[
-        Literal["fail", "skip"], typer.Option(help="Stop at an image that cannot be read, or leave it out.")
-    ] = "fail",
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Leave out JPEGs that libjpeg warns of, as of corrupt data.")
+    store: Annotated[
+        str | None,
+        Option(metavar="HOW", group=STORE, help="raw, jpeg[:Q], source (SRC's own JPEGs) or mixed:F; see --dry-run."),
+    ] = None,
+    codec: Annotated[
+        str, Option(metavar="NAME", group=STORE, help="Lossless: none, gzip[:L], zstd[:L]; auto: gzip for some masks.")
+    ] = "auto",
+    chunk_bytes: Annotated[
+        Any,
+        Option(parser=parse_bytes, metavar="BYTES", group=STORE, help="Approximate size of a chunk, as 8MiB or 512K."),
+    ] = "8MiB",
+    shuffle: Annotated[
+        bool,
+        Option("--shuffle/--no-shuffle", group=STORE, help="Shuffle rows within each split, or keep SRC's order."),
+    ] = True,
+    seed: Annotated[int, Option(group=STORE, help="Seed of the order of rows.")] = 0,
+    shards: Annotated[int | None, Option(group=SHARDS, help="Write N files, and OUT.h5 as an index over them.")] = None,
+    shard_bytes: Annotated[
+        Any,
+        Option(parser=parse_bytes, metavar="BYTES", group=SHARDS, help="Write files of about this size, and an index."),
+    ] = None,
+    spread: Annotated[int, Option(group=SHARDS, help="Spread these files over N folders.")] = 0,
+    engine: Annotated[
+        Literal["ray"] | None, Option(group=SHARDS, help="Pack the shards on the nodes of a Ray cluster.")
+    ] = None,
+    address: Annotated[
+        str | None, Option(metavar="WHERE", group=SHARDS, help="Of the cluster: auto, local, or HOST:PORT.")
+    ] = None,
+    plan: Annotated[
+        bool, Option("--plan", group=SHARDS, help="Only write OUT.h5.plan, by which machines pack shards.")
     ] = False,
+    shard_index: Annotated[
+        int | None,
+        Option(metavar="I", group=SHARDS, help="Pack shard I of it; with --num-shards N also I + N, ..."),
+    ] = None,
+    num_shards: Annotated[
+        int | None, Option(group=SHARDS, help="How many such processes there are, by default one a shard.")
+    ] = None,
+    workers: Annotated[int | None, Option(help="Processes that decode, by default one per CPU.")] = None,
+    on_error: Annotated[
+        Literal["fail", "skip"], Option(help="Stop at an image that cannot be read, or leave it out.")
+    ] = "fail",
+    strict: Annotated[bool, Option("--strict", help="Leave out JPEGs that libjpeg warns of, as damaged.")] = False,
     allow_large_images: Annotated[
-        bool, typer.Option("--allow-large-images", help="Pack images above 178,956,970 pixels, too.")
+        bool, Option("--allow-large-images", help="Pack images above 178,956,970 pixels, too.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing output, or another unfinished pack.")
+        bool, Option("--overwrite", help="Replace an existing output, or another unfinished pack.")
     ] = False,
-    parents: Annotated[
-        bool, typer.Option("--parents", help="Make the folder of OUT.h5 where it does not exist.")
-    ] = False,
+    parents: Annotated[bool, Option("--parents", help="Make the folder of OUT.h5 where there is none.")] = False,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Only show what would be packed, and size and loading rate of each --store."),
+        bool, Option("--dry-run", help="Only show what would be packed, and what each --store takes.")
     ] = False,
 ) -> None:
     """Pack a dataset of images into one HDF5 file.
@@ -197,6 +204,10 @@ def pack(
     SRC and OUT.h5 may lie in an object store: s3://, gs://, az:// URLs.
     """
     arguments = dict(locals())  # named like those of `pack_images`
+    if output is None:
+        if not dry_run:
+            raise click.UsageError("Missing argument 'OUT.h5'.", context)
+        arguments["output"] = Path("out.h5")  # on the disk of the current folder
     for name in ("context", "dry_run", "plan", "shard_index", "num_shards"):
         del arguments[name]
     of_plan = shard_index is not None or num_shards is not None
@@ -205,7 +216,7 @@ def pack(
             _pack_shards(context, **context.params)
             return
         if dry_run:
-            _survey(**arguments)
+            _survey(**arguments, named=output is not None)
             return
         from fastload.pack import pack_images, plan_images
 
@@ -221,7 +232,7 @@ def pack(
 
 
 def _pack_shards(
-    context: typer.Context,
+    context: click.Context,
     source: Path,
     output: Path,
     shard_index: int | None,
@@ -256,7 +267,7 @@ def _pack_shards(
             report = pack_shard(plan.path, number, workers=workers, overwrite=overwrite, progress=progress)
         print_packed(report, overwrite=overwrite)
     if shard_index >= plan.num_shards:
-        typer.echo(f"nothing to pack: {plan.path} has {plan.num_shards} shards")
+        click.echo(f"nothing to pack: {plan.path} has {plan.num_shards} shards")
 
 
 def _print_plan(plan: PlanFile, source: Path) -> None:
@@ -265,7 +276,7 @@ def _print_plan(plan: PlanFile, source: Path) -> None:
     pairs += changes(plan.converted, plan.skipped)
     print_written(f"planned {counted(plan.num_samples, 'sample')}", plan.path, pairs, plan.notes)
     name = shlex.quote(str(plan.output))
-    typer.echo(
+    click.echo(
         f"Next, anywhere, for each I from 0 to {plan.num_shards - 1}:\n"
         f"  fastload pack {shlex.quote(str(source))} {name} --shard-index I\n"
         f"and then:\n"
@@ -273,8 +284,8 @@ def _print_plan(plan: PlanFile, source: Path) -> None:
     )
 
 
-def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None:
-    """Prints what packing would do; ends with exit code 1 if it could not."""
+def _survey(source: Path, output: Path, overwrite: bool, *, named: bool, **options: Any) -> None:
+    """Prints what packing would do; ends with exit code 1 if it could not. `named`: an output was given."""
     from fastload.estimate import estimate_survey
     from fastload.pack import PackOptions, survey_source
     from fastload.pack.output_url import disk_of, exists
@@ -314,10 +325,9 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
             f"{output}: not enough space on its disk. Choose another disk, a smaller `--size` or `--max-size`, "
             f"`--store source`, or `--limit`."
         )
-        raise typer.Exit(1)
-    if exists(output) and not overwrite:
-        print_error(f"{output}: exists; packing needs `--overwrite` to replace it.")
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
+    if named and exists(output) and not overwrite:
+        print_finding(f"{output}: exists; packing needs `--overwrite` to replace it.")
 
 
 def print_packed(report: PackReport, *, overwrite: bool) -> None:
@@ -362,4 +372,4 @@ def layouts() -> None:
 
     width = max(map(len, LAYOUTS))
     for name, layout in LAYOUTS.items():
-        typer.echo(f"{bold(name.ljust(width))}  {layout.line}")
+        click.echo(f"{bold(name.ljust(width))}  {layout.line}")

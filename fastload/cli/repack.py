@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from fastload.cli.arguments import ChunkBytes, ImageFile, parse_bytes, parse_file, parse_path
+from fastload.cli.command_line import Argument, Option
 from fastload.cli.output import (
     CONTINUES,
     one_line_errors,
@@ -23,39 +22,39 @@ if TYPE_CHECKING:
     from fastload.pack import PackReport
 
 # Options that repack and merge share.
-Seed = Annotated[int, typer.Option(help="Seed of --shuffle.")]
+Seed = Annotated[int, Option(help="Seed of --shuffle.")]
 Codec = Annotated[
-    str, typer.Option(metavar="keep|none|gzip[:L]|zstd[:L]", help="Keep the compression, decompress, or compress.")
+    str, Option(metavar="keep|none|gzip[:L]|zstd[:L]", help="Keep the compression, decompress, or compress.")
 ]
-Workers = Annotated[int | None, typer.Option(help="Threads that compress; by default one per CPU.")]
-OnError = Annotated[Literal["fail", "skip"], typer.Option(help="Stop at a damaged row, or leave it out.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output, or another unfinished one.")]
+Workers = Annotated[int | None, Option(help="Threads that compress; by default one per CPU.")]
+OnError = Annotated[Literal["fail", "skip"], Option(help="Stop at a damaged row, or leave it out.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace an existing output, or another unfinished one.")]
 
 
 def repack(
     file: ImageFile,
-    output: Annotated[Any, typer.Argument(parser=parse_file, metavar="OUT.h5", help="File to write.")],
+    output: Annotated[Any, Argument("OUT.h5", parser=parse_file, help="File to write.")],
     chunk_bytes: Annotated[
         Any,
-        typer.Option(parser=parse_bytes, metavar="BYTES", help="Approximate size of a chunk; by default as in FILE."),
+        Option(parser=parse_bytes, metavar="BYTES", help="Approximate size of a chunk; by default as in FILE."),
     ] = None,
     shuffle: Annotated[
-        bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle rows within each split, or keep their order.")
+        bool, Option("--shuffle/--no-shuffle", help="Shuffle rows within each split, or keep their order.")
     ] = False,
     seed: Seed = 0,
     codec: Codec = "keep",
-    split: Annotated[list[str] | None, typer.Option(help="Only this split; may be repeated.")] = None,
+    split: Annotated[list[str] | None, Option(help="Only this split; may be repeated.")] = None,
     label: Annotated[
-        list[str] | None, typer.Option(metavar="NAME|INDEX", help="Only rows of this class; may be repeated.")
+        list[str] | None, Option(metavar="NAME|INDEX", help="Only rows of this class; may be repeated.")
     ] = None,
     key: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Only keys that match this pattern; may be repeated.")
+        list[str] | None, Option(metavar="GLOB", help="Only keys that match this pattern; may be repeated.")
     ] = None,
     rows: Annotated[
-        Path | None, typer.Option(help="Only the rows in a text file (one number per line) or .npy, in that order.")
+        Path | None, Option(help="Only the rows in a text file (one number per line) or .npy, in that order.")
     ] = None,
     without: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="No keys that match this pattern; may be repeated.")
+        list[str] | None, Option(metavar="GLOB", help="No keys that match this pattern; may be repeated.")
     ] = None,
     workers: Workers = None,
     on_error: OnError = "fail",
@@ -85,14 +84,12 @@ def _print_copied(report: PackReport, *, overwrite: bool) -> None:
 
 
 def merge(
-    files: Annotated[
-        list[Any], typer.Argument(parser=parse_file, metavar="A.h5 B.h5 ...", help="Packed files to join.")
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.h5", help="File to write.")],
+    files: Annotated[list[Any], Argument("A.h5 B.h5 ...", parser=parse_file, help="Packed files to join.")],
+    output: Annotated[Path, Option("--output", "-o", metavar="OUT.h5", help="File to write.")],
     chunk_bytes: ChunkBytes = "8MiB",
     shuffle: Annotated[
         bool,
-        typer.Option("--shuffle/--no-shuffle", help="Shuffle rows within each split, or keep one file after another."),
+        Option("--shuffle/--no-shuffle", help="Shuffle rows within each split, or keep one file after another."),
     ] = False,
     seed: Seed = 0,
     codec: Codec = "keep",
@@ -117,12 +114,12 @@ def merge(
 def index(
     files: Annotated[
         list[Any],
-        typer.Argument(parser=parse_path, metavar="SHARD.h5 ...", help="Packed files or URLs, or the plan of all."),
+        Argument("SHARD.h5 ...", parser=parse_path, help="Packed files or URLs, or the plan of all."),
     ],
     output: Annotated[
-        Any, typer.Option("--output", "-o", parser=parse_path, metavar="OUT.h5", help="Index to write, or its URL.")
+        Any, Option("--output", "-o", parser=parse_path, metavar="OUT.h5", help="Index to write, or its URL.")
     ],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing output.")] = False,
 ) -> None:
     """Make one dataset of packed files, its shards, without copying them: train with train, val with val.
 
@@ -148,10 +145,10 @@ def index(
 
 
 def append(
-    file: Annotated[Any, typer.Argument(parser=parse_file, metavar="OUT.h5", help="The packed file.")],
-    source: Annotated[Path, typer.Argument(metavar="MORE", help="Folder, .zip, .tar, table or array file to add.")],
-    layout: Annotated[str | None, typer.Option(help="Layout of MORE, by default recognised.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes that decode; by default one per CPU.")] = None,
+    file: Annotated[Any, Argument("OUT.h5", parser=parse_file, help="The packed file.")],
+    source: Annotated[Path, Argument("MORE", help="Folder, .zip, .tar, table or array file to add.")],
+    layout: Annotated[str | None, Option(help="Layout of MORE, by default recognised.")] = None,
+    workers: Annotated[int | None, Option(help="Processes that decode; by default one per CPU.")] = None,
     on_error: OnError = "fail",
 ) -> None:
     """Pack more images with a file's own options, and put them behind its rows, split by split.
@@ -178,25 +175,23 @@ _LAYOUTS = {
 
 def export(
     file: ImageFile,
-    folder: Annotated[Any, typer.Argument(parser=parse_file, metavar="DIR", help="Folder to create.")],
-    split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
+    folder: Annotated[Any, Argument("DIR", parser=parse_file, help="Folder to create.")],
+    split: Annotated[str | None, Option(help="Only this split.")] = None,
     layout: Annotated[
         Literal["auto", "folder", "csv"],
-        typer.Option(
-            help="Class folders, or one folder and manifest.csv; auto: class folders if they hold all labels."
-        ),
+        Option(help="Class folders, or one folder and manifest.csv; auto: class folders if they hold all labels."),
     ] = "auto",
     format: Annotated[
         Literal["folder", "imagefolder", "webdataset", "hf", "png"],  # png: as folder was called before
-        typer.Option(
+        Option(
             metavar="folder|imagefolder|webdataset|hf",
             help="Folders that `pack` reads back exactly; or for torchvision, WebDataset (shards), Hugging Face.",
         ),
     ] = "folder",
     shard_bytes: Annotated[
-        Any, typer.Option(parser=parse_bytes, metavar="BYTES", help="Most bytes of a shard; by default 1GiB.")
+        Any, Option(parser=parse_bytes, metavar="BYTES", help="Most bytes of a shard; by default 1GiB.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Threads that encode; by default one per CPU.")] = None,
+    workers: Annotated[int | None, Option(help="Threads that encode; by default one per CPU.")] = None,
 ) -> None:
     """Write a packed file's images as PNG or JPEG files, which `pack` reads back.
 

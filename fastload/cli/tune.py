@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from fastload.cli.arguments import AsJson, BatchSize, Device, Force, ImageFile, Report, Size, Split
+from fastload.cli.command_line import Option
 from fastload.cli.output import (
     bold,
     check_report,
@@ -28,7 +29,7 @@ def tune(
     file: ImageFile,
     step: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="STEP",
             help="Find the cheapest arguments with which this step does not wait: resnet50, resnet18, tiny, or "
             "sim:RATE, a simulated accelerator that takes RATE images/s. By default, find the fastest.",
@@ -36,18 +37,18 @@ def tune(
     ] = None,
     cpu_budget: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="SHARE",
             help="Share of this job's CPUs that loading may use, such as 40%, so that some is left to launch kernels; "
             "includes a network that trains on the CPU.",
         ),
     ] = "100%",
     batch_size: BatchSize = None,
-    seconds: Annotated[float, typer.Option(help="Time for the whole search.")] = 30.0,
+    seconds: Annotated[float, Option(help="Time for the whole search.")] = 30.0,
     split: Split = None,
     size: Size = None,
     device: Device = None,
-    cold: Annotated[bool, typer.Option("--cold", help="Drop FILE from the page cache before each trial.")] = False,
+    cold: Annotated[bool, Option("--cold", help="Drop FILE from the page cache before each trial.")] = False,
     as_json: AsJson = False,
     report: Report = None,
     force: Force = False,
@@ -68,7 +69,7 @@ def tune(
         from fastload.profiling.tune.search import Search
 
         search = Search(file, asked)
-        typer.echo(f"up to {search.num_trials} trials in about {format_seconds(seconds)}", err=True)
+        click.echo(f"up to {search.num_trials} trials in about {format_seconds(seconds)}", err=True)
         with progress_bar("trials") as progress:
             result = search.run(progress)
         show_result(
@@ -79,12 +80,12 @@ def tune(
 
 def _print(result: Tuned) -> None:
     if result.chosen is None:
-        typer.echo("nothing was measured")
+        click.echo("nothing was measured")
         return
     table = result.table
-    typer.echo(f"{bold(result.name)}: {table.title}")
+    click.echo(f"{bold(result.name)}: {table.title}")
     print_table(table.head, table.rows)
     for note in result.notes:
         print_finding(note)
-    typer.echo(f"\nchosen: {one_line(result.why)}.\n")
-    typer.echo(f"  {bold(result.call)}")
+    click.echo(f"\nchosen: {one_line(result.why)}.\n")
+    click.echo(f"  {bold(result.call)}")

@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from fastload.cli.arguments import AsJson, PackedName
+from fastload.cli.command_line import Option
 from fastload.cli.output import format_seconds, one_line, one_line_errors, print_error, print_json, progress_bar
 from fastload.system.text import counted, format_bytes
 
@@ -22,13 +23,11 @@ MAX_ROWS = 100
 def verify(
     file: PackedName,
     source: Annotated[
-        Path | None, typer.Option(help="What it was packed from: decode every image again and compare.")
+        Path | None, Option(help="What it was packed from: decode every image again and compare.")
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="Folder that a table's paths are relative to.")] = None,
-    shard: Annotated[int | None, typer.Option(help="Of an index, check only the shard of this number.")] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Threads and processes to work with; by default one per CPU.")
-    ] = None,
+    root: Annotated[Path | None, Option(help="Folder that a table's paths are relative to.")] = None,
+    shard: Annotated[int | None, Option(help="Of an index, check only the shard of this number.")] = None,
+    workers: Annotated[int | None, Option(help="Threads and processes to work with; by default one per CPU.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check that every row is still what was packed.
@@ -48,14 +47,14 @@ def verify(
         else:
             _print(report, time.perf_counter() - started)
         if not report.ok:
-            raise typer.Exit(1)
+            raise click.exceptions.Exit(1)
 
 
 def _print(report: VerifyReport, seconds: float) -> None:
     rows, source, wrong = counted(report.num_rows, "row"), report.source, []
     fix = "Copy the file again, or pack it again"
     if not report.header_ok:
-        typer.echo("header: its shapes, attributes or digests are not those that were packed")
+        click.echo("header: its shapes, attributes or digests are not those that were packed")
         wrong.append("its header is damaged")
     if report.damaged:
         not_packed = {what: f"its {what} are not those that were packed" for what in ("pixels", "fields")}
@@ -70,11 +69,11 @@ def _print(report: VerifyReport, seconds: float) -> None:
             wrong.append(f"{len(source.missing):,} of {rows} missing from the source")
         if source.of_others:
             parts = "the file was joined from several: give each of them to compare the others"
-            typer.echo(f"not of this source: {len(source.of_others):,} of {rows} ({parts})")
+            click.echo(f"not of this source: {len(source.of_others):,} of {rows} ({parts})")
             _print_some([f"  {key}" for key in source.of_others])
         if source.extra:
             only = "in the source only (added since, or left out when it was packed, as by `pack --limit`)"
-            typer.echo(f"{only}: {len(source.extra):,}")
+            click.echo(f"{only}: {len(source.extra):,}")
             _print_some([f"  {key}" for key in source.extra])
         decoded = "exactly the packed pixels"
         if not source.same_decoder:
@@ -82,10 +81,10 @@ def _print(report: VerifyReport, seconds: float) -> None:
                 f"the packed pixels, {source.inexact:,} of them within {source.max_levels:.0f} levels only: the "
                 f"decoder is now {source.decoder_now}, packed was with {source.decoder_file}"
             )
-        typer.echo(f"source: {report.equal:,} of {source.compared:,} images decode to {decoded}")
+        click.echo(f"source: {report.equal:,} of {source.compared:,} images decode to {decoded}")
     if report.ok:
         size = f"{format_bytes(report.pixel_bytes)} in {format_seconds(seconds)}"
-        typer.echo(f"{one_line(report.name)}: {rows}, every digest matches ({size})")
+        click.echo(f"{one_line(report.name)}: {rows}, every digest matches ({size})")
     else:
         if report.header_ok and not report.damaged:  # only the source is another one
             fix = "The file is what was packed. Where the source was changed on purpose, pack it again"
@@ -94,6 +93,6 @@ def _print(report: VerifyReport, seconds: float) -> None:
 
 def _print_some(lines: list[str]) -> None:
     for line in lines[:MAX_ROWS]:
-        typer.echo(one_line(line))
+        click.echo(one_line(line))
     if len(lines) > MAX_ROWS:
-        typer.echo(f"and {len(lines) - MAX_ROWS:,} more of these; `--json` lists all")
+        click.echo(f"and {len(lines) - MAX_ROWS:,} more of these; `--json` lists all")

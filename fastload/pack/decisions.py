@@ -182,7 +182,7 @@ def common_format(
 ) -> tuple[int, np.dtype[Any]]:
     """Returns the channels and the dtype of all images; `mode` and `bits` choose them where images differ.
 
-    SourceError: they differ, and no option says what they should become; it names the first that do.
+    SourceError: they differ, and no option says what they should become; it names the first that do, of each kind.
     """
     total, is_deep, has_alpha = len(headers), headers["bits"] == 16, headers["channels"] == 4
     deep, alpha = int(np.sum(is_deep)), int(np.sum(has_alpha))
@@ -190,24 +190,27 @@ def common_format(
     def first(which: NDArray[np.bool_]) -> str:
         return first_few([keys[at] for at in np.flatnonzero(which).tolist()], 3)
 
+    wrong = []
     if bits == 16 and deep < total:
-        raise SourceError(
-            f"{source}: {total - deep} of {total} images have 8 bits a channel ({first(~is_deep)}), which are never "
-            f"passed off as 16. Leave `--bits 16` out, or pack the 16-bit images by themselves."
+        wrong.append(
+            f"{total - deep} of {total} images have 8 bits a channel ({first(~is_deep)}), which are never passed off "
+            f"as 16. Leave `--bits 16` out, or pack the 16-bit images by themselves."
         )
     if bits is None and 0 < deep < total:
-        raise SourceError(
-            f"{source}: {deep} of {total} images have 16 bits a channel ({first(is_deep)}), the others 8. Say that all "
-            f"should have 8: `--bits 8` keeps the high byte of the 16-bit ones."
+        wrong.append(
+            f"{deep} of {total} images have 16 bits a channel ({first(is_deep)}), the others 8. Say that all should "
+            f"have 8: `--bits 8` keeps the high byte of the 16-bit ones."
         )
+    if mode is None and 0 < alpha < total:
+        wrong.append(
+            f"{alpha} of {total} images have an alpha channel ({first(has_alpha)}). Say what all should become: "
+            f"`--mode rgb` drops alpha, `--mode rgba` makes the others opaque."
+        )
+    if wrong:
+        raise SourceError(f"{source}: {' Besides, '.join(wrong)}")
     dtype = np.dtype(np.uint16 if deep and bits != 8 else np.uint8)
     if mode is not None:
         return _CHANNELS[mode], dtype
-    if 0 < alpha < total:
-        raise SourceError(
-            f"{source}: {alpha} of {total} images have an alpha channel ({first(has_alpha)}). Say what all should "
-            f"become: `--mode rgb` drops alpha, `--mode rgba` makes the others opaque."
-        )
     return (4 if alpha else 3 if np.any(headers["channels"] == 3) else 1), dtype
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from fastload.cli import app
 

@@ -10,10 +10,12 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from commands import run
 from PIL import Image
 
 from fastload import pack_images
+from fastload.cli import app
 from fastload.repack import append_images
 
 _COMMAND = re.compile(r"`fastload (\w+)")
@@ -153,3 +155,23 @@ def test_rows_of_other_sources_are_named_and_no_damage(file: Path, monkeypatch: 
     assert "not of this source: 2 of 4 rows" in run("verify", "shuffled.h5", "--source", "photos").stdout
     Image.new("RGB", (8, 8)).save("more/c/8.png")
     assert "row 5 (c/8.png): pixels differ" in run("verify", file, "--source", "more", code=1).stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "pack SRC OUT --store x", "pack SRC OUT --codec x", "pack SRC OUT --shards 0", "pack SRC OUT --workers -1",
+        "pack SRC OUT --max-size 0", "pack SRC OUT --limit 0", "pack SRC OUT --captions x", "pack SRC OUT --spread -1",
+        "pack SRC OUT --mask-values 1=a,2=a", "pack SRC OUT --bits 16", "pack SRC OUT --layout x",
+        "pack SRC OUT --seed -1",
+        "pack SRC OUT --chunk-bytes 0", "pack SRC OUT --engine ray --shards 1", "pack SRC OUT --size 100000",
+        "export FILE OUT --shard-bytes 1", "repack FILE OUT --codec x", "repack FILE OUT --chunk-bytes 0",
+        "info FILE --shuffle-quality --batch-size 5000", "bench FILE --seconds 0", "bench FILE --workers 0",
+        "tune FILE --cpu-budget 0%", "tune FILE --seconds 0", "preview FILE --count 0", "verify FILE --workers -1",
+    ],
+)  # fmt: skip
+def test_errors_name_options_as_they_are_typed(words, image_folder, packed_copy, tmp_path):
+    paths = {"SRC": image_folder(), "OUT": tmp_path / "out.h5", "FILE": packed_copy}
+    result = CliRunner().invoke(app, [str(paths.get(word, word)) for word in words.split()])
+    if result.exit_code:
+        assert not re.search(r"(?<![\w-])[a-z_]{3,}=", result.stderr), result.stderr

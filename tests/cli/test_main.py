@@ -10,14 +10,15 @@ import sys
 from pathlib import Path
 from typing import get_type_hints
 
+import click
 import pytest
-import typer.main
 from child_processes import run_python
+from click.testing import CliRunner
 from commands import PROCESS, refused, run
-from typer.testing import CliRunner
 
-import fastload.cli
-from fastload.cli import app, export, main, merge, pack, repack
+import fastload.cli.pack
+import fastload.cli.repack
+from fastload.cli import app, main
 from fastload.export import export_file
 from fastload.format.writer import CHUNK_BYTES
 from fastload.pack import pack_images
@@ -38,6 +39,19 @@ COMMANDS = (
     "cache",
 )
 README = Path(__file__).parents[2] / "README.md"
+WIDTHS = (60, 80, 120)
+
+
+def kept_help(width: int) -> Path:
+    return Path(__file__).parents[1] / "data" / f"help-{width}.txt"
+
+
+def drawn_help(width: int) -> dict[str, str]:
+    """Returns the help of every command on a terminal of so many columns."""
+    return {
+        name: CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": str(width)}).output
+        for name in ("", *app.functions)
+    }
 
 
 def fastload_process(*args: object, **options: object) -> subprocess.CompletedProcess[str]:
@@ -45,30 +59,47 @@ def fastload_process(*args: object, **options: object) -> subprocess.CompletedPr
 
 
 def test_every_command_has_a_line_of_help_and_one_for_each_option_and_stands_in_the_readme():
-    result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100"})
+    result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"})
     assert result.exit_code == 0
     for command in COMMANDS:
         line = next(line for line in result.output.splitlines() if re.match(rf"\W*{command} +", line))
         assert re.search(rf"{command} +\w.*\.", line), line
         run(command, "-h")
-        parameters = typer.main.get_command(app).commands[command].params
-        if command == "cache":
-            parts = typer.main.get_command(app).commands[command].commands
-            assert all(part.help and run(command, name, "-h") for name, part in parts.items())
-            parameters = [parameter for part in parts.values() for parameter in part.params]
-        assert parameters or command == "layouts"
-        assert [parameter.name for parameter in parameters if not parameter.help] == [], command
+        found = app.get_command(click.Context(app), command)
+        parts = (
+            [found.get_command(click.Context(found), name) for name in found.functions]
+            if command == "cache"
+            else [found]
+        )
+        for part in parts:
+            lines = [line for lines in part.lines.values() for line in lines]
+            assert part.help and len(lines) == len(part.params) + 1  # --help
+            assert all(term and re.search(r"\.( \[.+\])?$", text) for term, text in lines), lines
         # The tests may run without the README beside them.
         assert not README.exists() or re.search(rf"fastload {command}\b", README.read_text()), command
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_help_is_drawn_as_kept_cuts_no_word_and_fits_a_screen(width):
+    shown = drawn_help(width)
+    for name, text in shown.items():
+        drawn = text.partition("Examples:")[0]  # what is to be copied stays on one line
+        assert max(map(len, drawn.splitlines())) <= width, name
+        lines = getattr(app.get_command(click.Context(app), name), "lines", {})
+        words = {word for rows in lines.values() for _, help in rows for word in help.split()}
+        assert words <= set(text.split()), name
+    assert width != 80 or len(shown["pack"].splitlines()) <= 90
+    kept = kept_help(width).read_text()
+    assert "\n".join(shown.values()) == kept, "if it is meant: python tools/refresh_golden.py help"
 
 
 @pytest.mark.parametrize(
     ("command", "function", "own"),
     [
-        (pack, pack_images, {"context", "dry_run", "plan", "shard_index", "num_shards"}),
-        (repack, repack_file, {"split", "label", "key", "without", "rows"}),
-        (merge, merge_files, set()),
-        (export, export_file, set()),
+        (fastload.cli.pack.pack, pack_images, {"context", "dry_run", "plan", "shard_index", "num_shards"}),
+        (fastload.cli.repack.repack, repack_file, {"split", "label", "key", "without", "rows"}),
+        (fastload.cli.repack.merge, merge_files, set()),
+        (fastload.cli.repack.export, export_file, set()),
     ],
 )
 def test_a_command_has_the_arguments_of_its_function(command, function, own):
@@ -76,15 +107,36 @@ def test_a_command_has_the_arguments_of_its_function(command, function, own):
     assert ours.keys() - own == theirs.keys() - {"progress", "choice", "remote"}
     parsed = {"8MiB": CHUNK_BYTES, "": ()}  # of chunk_bytes and labels
     hints, choices = get_type_hints(command), get_type_hints(function)
-    for name in ours.keys() - own:
+    for name in ours.keys() - own - {"output"}:  # which a dry run does without
         default = theirs[name].default
         assert ours[name].default == default or parsed[ours[name].default] == default, name
         if "Literal" in str(choices[name]) and name != "bits":
             assert hints[name] == choices[name], name
 
 
+@pytest.mark.parametrize(
+    ("words", "position", "expected"),
+    [
+        ("fastload pa", 1, ["plain,pack"]),
+        ("fastload pack a/ b.h5 --fi", 4, ["plain,--fit"]),
+        ("fastload pack a/ b.h5 --fit ", 5, ["plain,crop", "plain,pad", "plain,stretch"]),
+        ("fastload pack ph", 2, ["file,ph"]),
+        ("fastload cache l", 2, ["plain,list"]),
+    ],
+)
+def test_a_shell_completes_commands_options_choices_and_paths(words, position, expected):
+    asked = {"_FASTLOAD_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(position)}
+    assert fastload_process(env=os.environ | asked).stdout.splitlines() == expected
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_how_to_complete(shell):
+    assert "_FASTLOAD_COMPLETE" in run("--completion", shell).output
+
+
 def test_wrong_usage_is_exit_code_2_and_python_m_fastload_is_the_command():
-    assert re.fullmatch(r"fastload .+\n", run("--version").output)
+    assert run("--version").output == run("-V").output
+    assert re.fullmatch(r"fastload .+, compiled loops (built|none).*\n", run("--version").output)
     assert fastload_process("info").returncode == 2
     run("info", "a.h5", "--no-such-option", code=2)
     result = subprocess.run([sys.executable, "-m", "fastload", "pakc"], capture_output=True, text=True, timeout=600)

@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import warnings
 
+import click
 import pytest
-import typer
 
 from fastload.cli.output import (
     MAX_NAMED,
     _progress_lines,
     changes,
     format_seconds,
+    in_lines,
     one_line,
     one_line_errors,
     print_table,
@@ -34,6 +35,14 @@ def test_what_is_printed_of_a_text_of_any_length_is_bounded(capsys):
     assert {seconds: format_seconds(seconds) for seconds in durations} == durations
 
 
+def test_a_long_message_is_cut_into_lines_behind_sentences_or_words():
+    message = " ".join(f"Sentence {i} has five words." for i in range(60))
+    lines = in_lines(message).split("\n  ")
+    assert " ".join(lines) == message and all(200 < len(line) <= 400 for line in lines[:-1])
+    assert all(line.endswith(".") for line in lines)
+    assert in_lines("word " * 200).count("\n") == 2 and in_lines("a" * 1000) == "a" * 1000
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
@@ -43,7 +52,7 @@ def test_what_is_printed_of_a_text_of_any_length_is_bounded(capsys):
     ],
 )
 def test_what_ends_a_command_is_one_line(error, code, message, capsys):
-    with pytest.raises(typer.Exit) as end, one_line_errors("run again"):
+    with pytest.raises(click.exceptions.Exit) as end, one_line_errors("run again"):
         raise error
     assert end.value.exit_code == code
     assert capsys.readouterr().err == message

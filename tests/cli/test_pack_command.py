@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import time
 
+import click
 import commands
 import h5py
 import numpy as np
 import pytest
-import typer
 from PIL import Image
 
 from fastload.cli.arguments import parse_bytes, parse_size
@@ -75,7 +75,10 @@ def test_a_dry_run_writes_nothing(image_folder, tmp_path):
     assert "disk " in text and "pick raw: its 11.2 KiB fit in the " in text
     assert [entry.name for entry in tmp_path.iterdir()] == ["photos"]
     (tmp_path / "out.h5").write_bytes(b"mine")
-    assert "--overwrite" in run(source, tmp_path / "out.h5", "--dry-run", code=1).stderr
+    assert "out.h5: exists; packing needs `--overwrite`" in said(source, tmp_path / "out.h5", "--dry-run")
+    assert (tmp_path / "out.h5").read_bytes() == b"mine"
+    assert said(source, "--dry-run").startswith("would pack 20 images")
+    assert "Missing argument 'OUT.h5'" in run(source, code=2).stderr
 
 
 def test_a_dry_run_measures_what_is_asked_for_and_tells_how_it_is_stored_and_what_is_damaged(image_folder, tmp_path):
@@ -131,7 +134,7 @@ def test_sizes_and_numbers_of_bytes_are_parsed_and_what_is_none_is_refused():
     counts = {"8MiB": 2**23, "8M": 2**23, "8388608": 2**23, "512K": 2**19, "1.5 GiB": 3 * 2**29, "2MB": 2_000_000}
     assert {text: parse_bytes(text) for text in counts} == counts
     for text in ("", "x", "-3", "8XB", "1e3"):
-        with pytest.raises(typer.BadParameter):
+        with pytest.raises(click.BadParameter):
             parse_bytes(text)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from ragged_cases import NUM_ROWS, varied_file, varied_rows
 from small_files import write_foreign
-from typer.testing import CliRunner
 
 from fastload.cli import app
 from fastload.errors import FormatError, MissingFileError

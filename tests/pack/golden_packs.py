@@ -19,9 +19,9 @@ from typing import Any
 import golden_sources as sources
 import h5py
 import numpy as np
+from click.testing import CliRunner
 from h5py import h5d
 from PIL import Image
-from typer.testing import CliRunner
 
 from fastload import pack_images
 from fastload.cli import app

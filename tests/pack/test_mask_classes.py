@@ -8,12 +8,12 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from golden_sources import png, write
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
-from typer.testing import CliRunner
 
 from fastload.cli import app
 from fastload.errors import OptionError, SourceError

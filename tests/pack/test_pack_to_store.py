@@ -14,9 +14,9 @@ import golden_sources
 import numpy as np
 import pytest
 from child_processes import child_environment
+from click.testing import CliRunner
 from PIL import Image
 from store_servers import S3, objects, put_folder
-from typer.testing import CliRunner
 
 from fastload import index_files, index_plan, pack_images, pack_shard, plan_images
 from fastload.cli import app

@@ -17,11 +17,11 @@ from typing import Any
 import golden_sources as sources
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from golden_packs import command
 from hypothesis import given
 from hypothesis import strategies as st
 from interrupted import stop_at
-from typer.testing import CliRunner
 
 from fastload import pack_images, pack_shard, plan_images
 from fastload.cli import app

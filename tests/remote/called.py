@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from fastload.cli import app
 

@@ -69,9 +69,9 @@ def run_command(
     """Runs the command to its end, and forwards the signals that it does not get by itself.
 
     After `seconds` the command is interrupted, as by Ctrl-C but for a traceback, and 20 s later terminated with all its
-    children. `look` is
-    called every quarter of a second with the command's pid; an exception from it is raised again after the command has
-    ended. If a signal came before, nothing is started, and KeyboardInterrupt is raised.
+    children; that it then ended by these signals is no failure, its code is 0. `look` is called every quarter of a
+    second with the command's pid; an exception from it is raised again after the command has ended. If a signal came
+    before, nothing is started, and KeyboardInterrupt is raised.
     """
     if signals.wait(0)[0]:
         raise KeyboardInterrupt
@@ -102,7 +102,10 @@ def run_command(
     if failed is not None:
         raise failed
     code, interrupted = process.returncode, interrupted or not came.isdisjoint(_INTERRUPTING)
-    return Ended(128 - code if code < 0 else code, interrupted, time.monotonic() - began)
+    code = 128 - code if code < 0 else code
+    if (folder / TIME_OVER).exists() and code in _ENDED_BY_US:
+        code = 0  # as planned
+    return Ended(code, interrupted, time.monotonic() - began)
 
 
 def _receivers(pid: int, number: int) -> list[int]:
@@ -138,6 +141,8 @@ def _in_our_group(pid: int) -> bool:
     except OSError:
         return False  # it has ended
 
+
+_ENDED_BY_US = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 

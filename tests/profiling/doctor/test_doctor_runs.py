@@ -280,7 +280,9 @@ def test_a_script_whose_time_is_over_too_soon_shows_no_traceback_and_is_told_to_
         done = in_a_new_process("--seconds", seconds, "--", sys.executable, "waits.py")
         if Path("running").exists():
             break
-    assert "give more --seconds" in verdict_of(done) and "Traceback" not in done.stderr and done.returncode == 130
+    assert "give more --seconds" in verdict_of(done) and "Traceback" not in done.stderr and done.returncode == 0
+    Path("waits.py").write_text("import time\ntry: time.sleep(600)\nexcept KeyboardInterrupt: raise SystemExit(3)\n")
+    assert in_a_new_process("--seconds", seconds, "--", sys.executable, "waits.py").returncode == 3
 
 
 def test_a_shell_script_and_a_shadowed_sitecustomize_run_as_without_the_doctor(write, tmp_path):

@@ -7,9 +7,9 @@ import shlex
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Subset
-from typer.testing import CliRunner
 
 import fastload
 from fastload.cli import app
