@@ -39,7 +39,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 def parse_rows(text: str) -> tuple[int, ...]:
     """Parses `3,17`."""
     names = parse_names(text)
-    if not all(name.isdecimal() for name in names):
+    if not names or not all(name.isdecimal() for name in names):
         raise click.BadParameter(f"{text!r} is no list of rows; write 3,17.")
     return tuple(map(int, names))
 

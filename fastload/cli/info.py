@@ -265,20 +265,30 @@ def preview(
     output: Annotated[
         Path | None, Option("--output", "-o", help="PNG to write; by default FILE.png; of a URL, here.")
     ] = None,
-    count: Annotated[int, Option(help="Images to show.")] = 40,
+    count: Annotated[int | None, Option(help="Images to show; by default 40.")] = None,
     split: Annotated[str | None, Option(help="Show this split only.")] = None,
     seed: Annotated[int, Option(help="Another seed shows other images.")] = 0,
     rows: Annotated[
         Any, Option(parser=parse_rows, metavar="N,N", help="Show these rows, as `batch.rows` has them.")
-    ] = "",
+    ] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace an output that exists.")] = False,
 ) -> None:
     """Draw a contact sheet of a file: images, labels, masks, boxes, landmarks."""
+    if rows and count is not None:
+        raise click.UsageError("--count goes with images that are chosen here: --rows shows all that it names.")
     with one_line_errors():
         from fastload.inspection.preview import make_preview
         from fastload.remote.opening import as_given, short_name
 
         given = as_given(file)
         target = output or (Path(given.rpartition("/")[2]) if isinstance(given, str) else given).with_suffix(".png")
-        rows = make_preview(file, target, count=count, split=split, seed=seed, rows=rows or (), overwrite=overwrite)
+        rows = make_preview(
+            file,
+            target,
+            count=40 if count is None else count,
+            split=split,
+            seed=seed,
+            rows=rows or (),
+            overwrite=overwrite,
+        )
         click.echo(f"{len(rows)} images of {one_line(short_name(given))} drawn in {one_line(str(target))}")

@@ -104,3 +104,9 @@ def test_the_sheet_is_drawn_beside_the_file_and_not_over_another(packed_copy, tm
     commands.run("preview", packed_copy, "--overwrite")
     commands.run("preview", packed_copy, "-o", tmp_path / "grid.png")
     assert (tmp_path / "grid.png").exists()
+
+
+def test_a_preview_of_no_rows_or_of_rows_and_a_count_is_refused(packed_copy, tmp_path):
+    for words in (["--rows", ""], ["--rows", "a"], ["--rows", "1,2", "--count", "3"]):
+        assert "--rows" in commands.run("preview", packed_copy, "-o", tmp_path / "a.png", *words, code=2).stderr
+    assert "2 images" in commands.run("preview", packed_copy, "-o", tmp_path / "a.png", "--rows", "1,2").output

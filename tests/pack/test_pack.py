@@ -148,9 +148,7 @@ def test_gray_stays_gray_colour_wins_and_alpha_and_16_bits_must_be_everywhere(tm
         np.testing.assert_array_equal(file["images"][0, :, :, 0], values)
     _save(tmp_path / "deep/b.png", "L")
     _save(tmp_path / "deep/c.png", "RGBA")
-    with pytest.raises(
-        SourceError, match=r"16 bits a channel \(a.png\).*Besides, 1 of 3 images have an alpha"
-    ):
+    with pytest.raises(SourceError, match=r"16 bits a channel \(a.png\).*Besides, 1 of 3 images have an alpha"):
         packed("deep")
     (tmp_path / "deep/c.png").unlink()
     for options, said in (
