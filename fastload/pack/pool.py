@@ -48,6 +48,8 @@ _SHARED_BYTES = 64 * 2**20
 """Larger arrays in memory are packed by threads of this process: each worker process would hold a copy."""
 _AHEAD = 3
 """Tasks that a worker may have made and not written: a slow task elsewhere does not stop it, memory is bounded."""
+_BEFORE = 4
+"""Tasks that a dead worker had done which are looked at if its last one did not end it."""
 _WRITING = -1  # stands for the number of a task while its rows are written
 
 LONG_S = 60.0
@@ -122,13 +124,16 @@ class PackPool:
         for _ in range(count):
             self._start_one(len(self._numbers))
 
-    def _start_one(self, number: int) -> Connection:
-        """Starts a process that notes in this place which sample it is at; below 0: in the last one."""
+    def _start_one(self, number: int, *, trial: bool = False) -> Connection:
+        """Starts a process that notes in this place which sample it is at; below 0: in the last one.
+
+        As a `trial` it ends where memory is freed behind which something was written, and not some time later.
+        """
         ours, theirs = Pipe()
         parent, held = Pipe(duplex=False)
         if self._places is None:
             self._places = _Places(self.threads + 1)
-        start = _fork if may_fork() and not in_use() else _spawn
+        start = partial(_spawn, trial=True) if trial else _fork if may_fork() and not in_use() else _spawn
         self._places[number] = NO_SAMPLE
         process = start(theirs.fileno(), parent.fileno(), self._places.fileno(), number)
         self._processes[ours], self._numbers[ours] = process, number
@@ -230,6 +235,7 @@ class PackPool:
         # What it was given and did not finish, by number; a process that takes its place makes that again.
         given: dict[Connection, dict[int, TaskT]] = {worker: {} for worker in workers}
         again: dict[Connection, deque[int]] = {worker: deque() for worker in workers}
+        before: dict[Connection, deque[TaskT]] = {worker: deque(maxlen=_BEFORE) for worker in workers}  # what it made
         made: dict[int, tuple[Connection, Any]] = {}
         to_write: dict[Connection, deque[Any]] = {worker: deque() for worker in workers}
         error: Exception | None = None
@@ -256,7 +262,8 @@ class PackPool:
                 assert isinstance(ready, Connection)
                 number, answer = busy.pop(ready), _answer(ready)
                 if answer is None:
-                    successor = self._succeed(ready, work, given[ready].get(number))
+                    successor = self._succeed(ready, work, given[ready].get(number), before.pop(ready))
+                    before[successor] = deque(maxlen=_BEFORE)
                     workers[workers.index(ready)] = successor
                     given[successor], to_write[successor] = given.pop(ready), to_write.pop(ready)
                     again[successor] = deque(sorted(given[successor]))
@@ -268,6 +275,8 @@ class PackPool:
                 result, raised = answer
                 if raised is not None:
                     raise raised
+                if number != _WRITING:
+                    before[ready].append(given[ready][number])
                 if number == _WRITING or locate is None:
                     # Rows are written in the order in which they were made.
                     given[ready].pop(min(given[ready]))
@@ -290,31 +299,42 @@ class PackPool:
     def _ask(self, worker: Connection, work: object, task: object, announced: Sequence[Any] = ()) -> None:
         _send(worker, pickle.dumps((work, task, announced, self._refused)))
 
-    def _succeed(self, dead: Connection, work: Callable[[Worker, TaskT], Any], task: TaskT | None) -> Connection:
+    def _succeed(
+        self, dead: Connection, work: Callable[[Worker, TaskT], Any], task: TaskT | None, before: Sequence[TaskT]
+    ) -> Connection:
         """Returns another process in the place of a dead one, after samples of its task that end processes were found.
 
-        Raises PackError if there are none, or it was at no task that reads samples.
+        Raises PackError if there are none, or it was at no task that reads samples. Those of tasks that it did `before`
+        may have written past their memory: they are named then.
         """
         number = self._numbers[dead]
         at, how = self._at(number), self._buried(dead)
-        samples = [] if task is None or isinstance(self._files[0], Arrays) else _numbers_in(task)
-        found = {} if task is None else which_end(samples, at, lambda some: self._ended(work, task, samples, some))
-        killers = {
-            sample: f"ends the process that reads it, also one that reads nothing else: it {ended}"
-            for sample, ended in found.items()
-        }
+
+        def killers_in(task: TaskT | None) -> dict[int, str]:
+            samples = [] if task is None or isinstance(self._files[0], Arrays) else _numbers_in(task)
+            found = which_end(samples, at, lambda some: self._ended(work, task, samples, some))
+            return {sample: f"ends the process that reads it, also one that reads nothing else: it {ended}"
+                    for sample, ended in found.items()}  # fmt: skip
+
+        killers = killers_in(task)
         if not killers or killers.keys() & self._refused.keys():
-            where = f" while it was at {first_few([self._keys[sample] for sample in samples], 3)}" if samples else ""
-            alone = "; none of these ends a process by itself" if samples and not killers else ""
-            raise PackError(f"a worker process died: it {how}{where}{alone}. With `--workers 1` less memory is used.")
+            earlier = next(filter(None, map(killers_in, reversed(before))), {}) if not killers else {}
+            said = [f"{self._keys[sample]}, which it had read, {why}; remove it" for sample, why in earlier.items()]
+            samples = _numbers_in(task)
+            if samples and not earlier:
+                names = first_few([self._keys[sample] for sample in samples], 3)
+                said = [f"It was at {names}; none of these ends a process by itself"]
+            raise PackError(
+                f"a worker process died: it {'. '.join([how, *said])}. With `--workers 1` less memory is used."
+            )
         self._refused |= killers
         successor = self._start_one(number)
         _send(successor, self._files_message())
         return successor
 
-    def _ended(self, work: Callable[[Worker, TaskT], Any], task: TaskT, samples: list[int], tried: list[int]) -> str:
+    def _ended(self, work: object, task: object, samples: list[int], tried: list[int]) -> str:
         """Returns how a new process ended that did a task with these of its samples alone; "" if it did not."""
-        trial = self._start_one(-1)
+        trial = self._start_one(-1, trial=True)
         others = dict.fromkeys(set(samples) - set(tried), "not tried")
         try:
             _send(trial, self._files_message())
@@ -448,15 +468,26 @@ class _Watch:
 # Workers have a session of their own: Ctrl-C is for the parent, which then ends them.
 
 
-def _spawn(fd: int, parent: int, places: int, number: int) -> int:
-    """Starts a worker process as a fresh Python; returns its number."""
+def _spawn(fd: int, parent: int, places: int, number: int, *, trial: bool = False) -> int:
+    """Starts a worker process as a fresh Python; returns its number. `trial`: see `PackPool._start_one`."""
     serving = f"from fastload.pack.pool import serve; serve({fd}, {parent}, {places}, {number})"
     code = f"import sys; sys.path[:] = {sys.path!r}; {serving}"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[fd, parent, places], start_new_session=True
-    )
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[fd, parent, places], start_new_session=True,
+        env=_checked_memory() if trial else None,
+    )  # fmt: skip
     process.returncode = 0  # The pool waits for it.
     return process.pid
+
+
+def _checked_memory() -> dict[str, str]:
+    """Returns this process's environment, with which glibc compares what lies behind memory when that is freed."""
+    found = {**os.environ, "MALLOC_CHECK_": "3", "PYTHONMALLOC": "malloc"}
+    with suppress(OSError, StopIteration):
+        libc = next(path for path in Path("/proc/self/maps").read_text().split() if path.endswith("/libc.so.6"))
+        if (checking := Path(libc).with_name("libc_malloc_debug.so.0")).exists():  # from glibc 2.34 on
+            found["LD_PRELOAD"] = f"{checking} {found.get('LD_PRELOAD', '')}".strip()
+    return found
 
 
 def _fork(fd: int, parent: int, places: int, number: int) -> int:

@@ -5,8 +5,10 @@ Images end their process by a signal here, as a decoder does that writes past it
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
+import platform
 import signal
 import time
 from dataclasses import dataclass, field
@@ -82,7 +84,6 @@ def pack(output: Path, files: Files, workers: int, on_error: Any = "skip", **opt
 
 FORMS: dict[str, dict[str, Any]] = {
     "pixels": {},
-    "jpeg": {"store": parse_encoding("jpeg")},
     "source": {"store": parse_encoding("source"), "strict": True},
     "gzip": {"codec": "gzip"},
 }
@@ -91,13 +92,11 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_images_that_end_a_worker_are_left_out_and_named_and_the_rest_is_as_without_them(tmp_path, form):
     before = psutil.Process().children(recursive=True)
-    ends = {5: signal.SIGSEGV, 6: signal.SIGKILL, 40: signal.SIGABRT}
-    report = pack(tmp_path / "o.h5", Files(ends, {61: signal.SIGBUS}), 2, **FORMS[form])
-    reference = pack(tmp_path / "r.h5", Files(dict.fromkeys(ends, 0), {61: 0}), 2, **FORMS[form])
-    assert {key: reason.split()[-1] for key, reason in report.skipped if "SIGKILL" not in reason} == {
-        KEYS[5]: "SIGSEGV", KEYS[40]: "SIGABRT", KEYS[61]: "SIGBUS"
-    }  # fmt: skip
-    assert [key for key, _ in report.skipped] == [key for key, _ in reference.skipped] and len(report.skipped) == 4
+    ends = {5: signal.SIGSEGV, 40: signal.SIGABRT}
+    report = pack(tmp_path / "o.h5", Files(ends), 2, **FORMS[form])
+    reference = pack(tmp_path / "r.h5", Files(dict.fromkeys(ends, 0)), 2, **FORMS[form])
+    assert {key: reason.split()[-1] for key, reason in report.skipped} == {KEYS[5]: "SIGSEGV", KEYS[40]: "SIGABRT"}
+    assert [key for key, _ in report.skipped] == [key for key, _ in reference.skipped]
     assert report.path.read_bytes() == reference.path.read_bytes()
     assert verify_file(report.path, workers=0).ok and leftovers(report.path) == []
     assert psutil.Process().children(recursive=True) == before
@@ -111,9 +110,33 @@ def test_without_skip_the_error_names_the_image_and_how_its_process_ended(tmp_pa
 
 def test_a_worker_that_no_image_ended_is_an_error_that_says_what_it_was_at_and_the_same_call_continues(tmp_path):
     files = Files({33: signal.SIGKILL}, once=str(tmp_path / "killed"))
-    with pytest.raises(PackError, match=r"was killed by SIGKILL .*while it was at .*jpg.*none of these ends a process"):
+    with pytest.raises(PackError, match=r"was killed by SIGKILL .*It was at .*jpg.*none of these ends a process"):
         pack(tmp_path / "o.h5", files, 2)
     assert pack(tmp_path / "o.h5", files, 2).num_samples == COUNT
+
+
+_written_past: list[int] = []
+
+
+@dataclass(frozen=True)
+class Overflowing(Files):
+    """Sample 20 writes past memory, which ends the process only at a later one, as a heap that was damaged does."""
+
+    def read(self, i: int) -> bytes:
+        if _written_past:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if i == 20:
+            # Of 2,008 bytes that malloc gives, so that nothing comes of it here. glibc's check misses 1 in 128.
+            for memory in [ctypes.create_string_buffer(2001) for _ in range(8)]:
+                ctypes.memset(ctypes.addressof(memory) + 2001, 0x5A, 7)
+            _written_past.append(i)
+        return PICTURES[i]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc says where memory was written past")
+def test_an_image_is_named_that_damages_memory_and_so_ends_the_process_later(tmp_path):
+    with pytest.raises((SourceError, PackError), match=rf"{KEYS[20]}.*ends the process that reads it.*SIGABRT"):
+        pack(tmp_path / "o.h5", Overflowing(), 1, "fail")
 
 
 def test_an_image_that_takes_long_is_named_while_it_does(tmp_path, monkeypatch):
