@@ -164,7 +164,7 @@ def test_rows_of_other_sources_are_named_and_no_damage(file: Path, monkeypatch: 
         "pack SRC OUT --max-size 0", "pack SRC OUT --limit 0", "pack SRC OUT --captions x", "pack SRC OUT --spread -1",
         "pack SRC OUT --mask-values 1=a,2=a", "pack SRC OUT --bits 16", "pack SRC OUT --layout x",
         "pack SRC OUT --seed -1",
-        "pack SRC OUT --chunk-bytes 0", "pack SRC OUT --engine ray --shards 1", "pack SRC OUT --size 100000",
+        "pack SRC OUT --chunk-bytes 0", "pack SRC OUT --size 100000",
         "export FILE OUT --shard-bytes 1", "repack FILE OUT --codec x", "repack FILE OUT --chunk-bytes 0",
         "info FILE --shuffle-quality --batch-size 5000", "bench FILE --seconds 0", "bench FILE --workers 0",
         "tune FILE --cpu-budget 0%", "tune FILE --seconds 0", "preview FILE --count 0", "verify FILE --workers -1",
