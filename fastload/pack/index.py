@@ -163,7 +163,7 @@ def index_objects(paths: Sequence[Path], output: Path, *, overwrite: bool) -> In
 
 def _same_bytes(path: ObjectPath, local: Path) -> bool:
     client, key = client_of(path)
-    return bytes(client.read_whole(key)[0]) == local.read_bytes()
+    return client.holding(key, local.read_bytes()) is not None
 
 
 def write_index(

@@ -12,6 +12,8 @@ Kind = Literal[
     "access",  # credentials missing or not sufficient
     "credentials",  # none were found, or where they come from does not answer
     "expired",  # credentials that were valid
+    "clock",  # this machine's time is not the server's
+    "moved",  # the server redirects to another one
     "replaced",  # the ETag is another one
     "exists",  # and was to be written only if it does not
     "throttled",  # the server asks for fewer requests
@@ -53,8 +55,11 @@ class Service(Protocol):
     """Requests to one kind of server. Each raises Failure, and returns before its timeout; threads share it."""
 
     def head(self, key: str) -> ObjectInfo: ...
-    # The ETag of what it returns is that of the object of these bytes.
-    def get(self, key: str, span: tuple[int, int] | None, etag: str | None) -> tuple[Data, ObjectInfo]: ...
+    # The ETag of what it returns is that of the object of these bytes. It takes no more into memory than was asked for,
+    # whatever the server sends; `anew`: by another connection than those so far.
+    def get(
+        self, key: str, span: tuple[int, int], etag: str | None, *, anew: bool = False
+    ) -> tuple[Data, ObjectInfo]: ...
     def pages(self, prefix: str, after: str) -> Iterator[list[ObjectInfo]]: ...  # in order of keys, behind one
     def put(self, key: str, data: Data, only_if: str | None) -> str | None: ...
     def upload(self, key: str, part_bytes: int) -> PartialUpload: ...

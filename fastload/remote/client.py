@@ -165,24 +165,36 @@ class Client:
         """
         return self.read_range(key, first, stop, etag=etag)[0] if first != stop else memoryview(b"")
 
-    def read_range(self, key: str, first: int, stop: int, *, etag: str | None = None) -> tuple[memoryview, ObjectInfo]:
-        """Returns bytes of an object as `read`, of which there are some, and what the object is."""
+    def read_range(
+        self, key: str, first: int, stop: int, *, etag: str | None = None, anew: bool = False
+    ) -> tuple[memoryview, ObjectInfo]:
+        """Returns bytes of an object as `read`, of which there are some, and what the object is.
+
+        `anew`: from another connection than those so far.
+        """
         if not 0 <= first < stop:
             raise OptionError(f"{self.url_of(key)}: bytes {first} to {stop} are no range")
         what = f"asked for bytes {first:,} to {stop - 1:,} of"
-        data, info = self._repeat(what, key, lambda: self._backend.get(key, (first, stop), etag))
+        data, info = self._repeat(what, key, lambda: self._backend.get(key, (first, stop), etag, anew=anew))
         self._count(bytes=stop - first)
         return memoryview(data).toreadonly(), info
 
-    def read_whole(self, key: str) -> tuple[memoryview, ObjectInfo]:
-        """Returns all bytes of an object, a read-only view, and what it is."""
-        data, info = self._repeat("asked for", key, lambda: self._backend.get(key, None, None))
-        self._count(bytes=len(data))
-        return memoryview(data).toreadonly(), info
+    def holding(self, key: str, data: Data) -> ObjectInfo | None:
+        """Returns what an object is if its bytes are these; None: they are others, of which none but as many are read.
+
+        ObjectMissingError: there is none.
+        """
+        info = self.head(key)
+        if info.num_bytes != len(data):
+            return None
+        try:
+            return info if self.read(key, 0, len(data), etag=info.etag) == memoryview(data) else None
+        except ReplacedError:
+            return None
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yields the objects whose keys begin with a prefix, in order of their keys; a page is fetched when needed."""
-        last, pages = "", None  # type: str, Iterator[list[ObjectInfo]] | None
+        first, last, pages = "", "", None  # type: str, str, Iterator[list[ObjectInfo]] | None
 
         def next_page() -> list[ObjectInfo] | None:
             nonlocal pages
@@ -194,8 +206,10 @@ class Client:
                 raise
 
         while (page := self._repeat("listed", prefix, next_page)) is not None:
+            if page and page[0].key == first:
+                raise RemoteError(f"{self.url_of(prefix)}: the server lists the same objects again and again.")
             yield from page
-            last = page[-1].key if page else last
+            first, last = (page[0].key, page[-1].key) if page else (first, last)
 
     def put(self, key: str, data: Data, *, only_if: str | None = None) -> str | None:
         """Writes an object at once and returns its ETag; whoever reads sees all of it or nothing.
@@ -221,10 +235,9 @@ class Client:
         except (ObjectExistsError, ReplacedError):
             if tries == 1:
                 raise
-            there, info = self.read_whole(key)
-            if there != memoryview(data):
+            if (there := self.holding(key, data)) is None:
                 raise
-            etag = info.etag
+            etag = there.etag
         self._count(bytes=len(data))
         return etag
 
@@ -324,7 +337,13 @@ class Client:
             return ObjectMissingError(f"{url}: there is no such object ({why}). Check bucket and name.")
         if failure.kind in ("access", "credentials"):
             return AccessError(
-                f"{url}: access was refused ({why}). Check that {names} may do this, and have not expired."
+                f"{url}: access was refused ({why}). Check that {names} may do this, and have not expired, and "
+                "that the clock of this machine is right."
+            )
+        if failure.kind == "clock":
+            return AccessError(
+                f"{url}: access was refused ({why}): the clock of this machine differs too much from that of the "
+                "server. Set the time (`timedatectl` says whether it is synchronized), and start again."
             )
         if failure.kind == "expired":
             return AccessError(f"{url}: the credentials have expired ({why}). Renew {names}, and start again.")
@@ -335,7 +354,7 @@ class Client:
             )
         if failure.kind == "exists":
             return ObjectExistsError(f"{url}: there is an object of that name already ({why}).")
-        if failure.kind in ("short", "invalid"):
+        if failure.kind in ("short", "invalid", "moved"):
             error = ShortObjectError if failure.kind == "short" else RemoteError
             return error(f"{url}: {what} it without success: {why}.")
         return RemoteError(

@@ -1,7 +1,8 @@
 """Requests through obstore, to S3, Google Cloud Storage, Azure and plain web servers: `CloudBackend`.
 
 Checked with obstore 0.12: it never repeats a request here (its retries are off), leaves the GIL while it waits, and
-hangs for ever in a fork of a process in which it made a request, also with what the fork opens itself.
+hangs for ever in a fork of a process in which it made a request, also with what the fork opens itself. It takes all of
+an error's body and of a page of a listing into memory, whatever their length; only the timeout ends that.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from fastload.errors import AccessError, MissingExtraError, OptionError
 from fastload.remote.backend import Data, Failure, Kind, ObjectInfo
 from fastload.remote.options import Remote, shown
+from fastload.remote.redirects import NOBODY, guard, moved_to
 
 SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https")
 
@@ -33,6 +35,13 @@ _CREDENTIALS_FROM = (
     "External AWS credential provider",
 )  # fmt: skip
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
+_CLOCK = {"RequestTimeTooSkewed", "RequestInTheFuture"}
+_CLOCK_TEXTS = (
+    "reasonable timeframe",  # Google, of a token that is not valid yet
+    "Request date header too old",  # Azure
+    "NotValidYet",  # a certificate, by rustls
+    "Signature not yet current",  # AWS STS
+)
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 _KINDS: dict[str, tuple[Kind, str]] = {
     "Timeout": ("timeout", "no complete answer within the timeout"),
@@ -54,8 +63,13 @@ def failure_of(error: Exception, *, is_store: bool = True) -> Failure:
     how = f"HTTP status {status}{f' {code}' if code else ''}" if status else ""
     if any(place in text for place in _CREDENTIALS_FROM):
         return Failure("credentials", "no credentials were found")
+    if code in _CLOCK or any(said in text for said in _CLOCK_TEXTS):
+        return Failure("clock", how or "the server's time is another one")
     if "redirect without LOCATION" in text or status == 301:
         return Failure("invalid", "the bucket is in another region: set AWS_REGION")
+    is_nobody = re.search(rf'"tcp connect error",\s*{re.escape(NOBODY)}', text)  # see `redirects`
+    if is_nobody or (status is not None and 300 <= status < 400):
+        return Failure("moved", "the server redirects to another one, which is not followed")
     # A HEAD has no body, so S3 cannot say what it finds wrong with a request; ours are well-formed.
     if code in _EXPIRED or (is_store and status == 400 and "method: HEAD" in text):
         return Failure("expired", how)
@@ -105,22 +119,25 @@ class CloudBackend:
         self._remote = remote
         self._obstore = _obstore()
         self._is_web = url.startswith(("http://", "https://"))
-        self._bucket, self._uploads = self._open()
+        self._bucket, self._uploads = self._open(url)
+        self._moved: dict[str, tuple[Any, str]] = {}  # by key, of a web server: where it redirects to
 
-    def _open(self) -> tuple[Any, Any]:
+    def _open(self, url: str) -> tuple[Any, Any]:
         """Returns the bucket for single requests, and one that repeats by itself the parts of an upload."""
         seconds = self._remote.timeout
         client = {
             "timeout": f"{max(1, round(seconds * 1000))}ms",
             "connect_timeout": f"{max(1, round(min(seconds, 10.0) * 1000))}ms",
-            # MinIO, Ceph and test servers: an endpoint that the user gave as http:// is meant.
-            "allow_http": True,
+            # MinIO, Ceph and test servers: an endpoint that the user gave as http:// is meant. Of a web server, https://
+            # is not left again.
+            "allow_http": not url.startswith("https://"),
+            **guard(url),
         }
         options: dict[str, Any] = {}
-        for name in _ENDPOINTS if self._url.startswith(("s3://", "s3a://")) else ():
+        for name in _ENDPOINTS if url.startswith(("s3://", "s3a://")) else ():
             if (endpoint := os.environ.get(name)) and not endpoint.startswith(("http://", "https://")):
                 raise OptionError(f"{name}: the variable holds no URL. Give it with http:// or https://")
-        if self._url.startswith(("s3://", "s3a://")) and (provider := _profile_credentials(self._url)):
+        if url.startswith(("s3://", "s3a://")) and (provider := _profile_credentials(url)):
             options["credential_provider"] = provider
         longest = timedelta(seconds=self._remote.give_up_after)
         backoff = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
@@ -130,18 +147,17 @@ class CloudBackend:
         problem = ""
         try:
             for retries in (once, often):
-                opened.append(
-                    self._obstore.store.from_url(self._url, client_options=client, retry_config=retries, **options)
-                )
+                opened.append(self._obstore.store.from_url(url, client_options=client, retry_config=retries, **options))
         except (self._obstore.exceptions.BaseError, ValueError) as error:
             problem = str(error).split("\n")[0]
         if problem:
             # About the options only: nothing was sent so far.
-            raise OptionError(f"{shown(self._url)}: this cannot be opened. {problem}")
+            raise OptionError(f"{shown(url)}: this cannot be opened. {problem}")
         return opened[0], opened[1]
 
     def renew(self) -> None:
-        self._bucket, self._uploads = self._open()
+        self._bucket, self._uploads = self._open(self._url)
+        self._moved = {}
 
     def _try(self, request: Callable[[], ResultT]) -> ResultT:
         try:
@@ -150,26 +166,43 @@ class CloudBackend:
             failure = failure_of(error, is_store=not self._is_web)
         raise failure  # out here, so that no traceback shows obstore's text
 
-    def head(self, key: str) -> ObjectInfo:
-        return self._try(lambda: _info(key, self._obstore.head(self._bucket, key)))
+    def _read(self, key: str, request: Callable[[Any, str], ResultT]) -> ResultT:
+        """Returns the result of reading an object, from where a web server redirects to if it does."""
+        there = self._moved.get(key)
+        try:
+            return self._try(lambda: request(*(there or (self._bucket, key))))
+        except Failure as failure:
+            # What was signed for a while, and has expired, is asked for again.
+            if not self._is_web or not (failure.kind == "moved" or (there and failure.kind in ("access", "missing"))):
+                raise
+        path, query = f"/{quote(key)}", urlsplit(self._url).query
+        url = f"{self._url.partition('?')[0]}{path}{'?' * bool(query)}{query}"
+        base, there_key = split(moved_to(url, self._remote.timeout))
+        self._moved[key] = there = self._open(base)[0], there_key
+        return self._try(lambda: request(*there))
 
-    def get(self, key: str, span: tuple[int, int] | None, etag: str | None) -> tuple[Data, ObjectInfo]:
-        options: dict[str, Any] = {} if span is None else {"range": span}
+    def head(self, key: str) -> ObjectInfo:
+        return self._read(key, lambda bucket, there: _info(key, self._obstore.head(bucket, there)))
+
+    def get(self, key: str, span: tuple[int, int], etag: str | None, *, anew: bool = False) -> tuple[Data, ObjectInfo]:
+        options: dict[str, Any] = {"range": span}
         # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1), and one made of time and size is ours.
         if etag is not None and etag.startswith('"'):
             options["if_match"] = etag
-        found, info, data = self._try(lambda: self._get(key, options))
+        if anew:  # connections are those of a client
+            self.renew()
+        answer = self._read(key, lambda bucket, there: self._obstore.get(bucket, there, options=options))
+        info = _info(key, answer.meta)
         if etag is not None and info.etag != etag:
             raise Failure("replaced", "the ETag differs")
-        if span is not None and found != span:
+        if answer.range != span:
             raise Failure("short", f"it has {info.num_bytes:,} bytes")
-        if len(data) != found[1] - found[0]:
-            raise Failure("broken", f"{len(data):,} bytes came of {found[1] - found[0]:,}")
+        # As soon as all came that was asked for, and no later: `answer.bytes()` takes whatever a server sends.
+        count = span[1] - span[0]
+        data: bytes = self._try(lambda: next(answer.stream(min_chunk_size=count), b""))
+        if len(data) != count:
+            raise Failure("broken", f"{len(data):,} bytes came {'for' if len(data) > count else 'of'} {count:,}")
         return data, info
-
-    def _get(self, key: str, options: dict[str, Any]) -> tuple[tuple[int, int], ObjectInfo, Data]:
-        answer = self._obstore.get(self._bucket, key, options=options)
-        return answer.range, _info(key, answer.meta), memoryview(answer.bytes())
 
     def pages(self, prefix: str, after: str) -> Iterator[list[ObjectInfo]]:
         if self._is_web:

@@ -91,8 +91,8 @@ class FsspecBackend:
             raise Failure("missing", "this is a folder")
         return _object(key, info)
 
-    def get(self, key: str, span: tuple[int, int] | None, etag: str | None) -> tuple[Data, ObjectInfo]:
-        first, stop = span or (0, None)
+    def get(self, key: str, span: tuple[int, int], etag: str | None, *, anew: bool = False) -> tuple[Data, ObjectInfo]:
+        first, stop = span
         before = self.head(key) if etag is None else None
         data = self._try(lambda: self._fs.cat_file(self._path(key), start=first, end=stop))
         info = before or ObjectInfo(key, -1, etag, 0)
@@ -100,8 +100,9 @@ class FsspecBackend:
             info = self.head(key)
             if info.etag != (before.etag if before else etag):
                 raise Failure("replaced", "its time or size differs")
-        if stop is not None and len(data) != stop - first:
-            raise Failure("short", f"{len(data):,} bytes came of {stop - first:,}")
+        if len(data) != stop - first:
+            kind: Kind = "short" if len(data) < stop - first else "broken"
+            raise Failure(kind, f"{len(data):,} bytes came of {stop - first:,}")
         return data, info
 
     def pages(self, prefix: str, after: str) -> Iterator[list[ObjectInfo]]:

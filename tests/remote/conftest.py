@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-
-class RangeServer:
-    """A running `range_server.py`: `folder` is served at `url`; what it does wrong is set by `set`."""
-
-    def __init__(self, folder: Path, url: str) -> None:
-        self.folder = folder
-        self.url = url
-
-    def set(self, **faults: Any) -> None:
-        """Sets faults, keywords of `range_server.Faults`, and turns off all others."""
-        self._ask("control", json.dumps(faults).encode())
-
-    def log(self) -> list[dict[str, Any]]:
-        """The requests so far: method, path, range, status."""
-        return self._ask("log")["requests"]
-
-    def most_at_once(self) -> int:
-        return self._ask("log")["most"]
-
-    def _ask(self, path: str, body: bytes | None = None) -> Any:
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with direct.open(urllib.request.Request(f"{self.url}/{path}", data=body)) as answer:
-            return json.load(answer)
+from running_server import RangeServer, serving
 
 
 @pytest.fixture
 def range_server(tmp_path: Path) -> Iterator[RangeServer]:
     """A server of the files in tmp_path/served, in its own process."""
-    folder = tmp_path / "served"
-    folder.mkdir()
-    command = [sys.executable, str(Path(__file__).with_name("range_server.py")), str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-        yield RangeServer(folder, f"http://127.0.0.1:{int(process.stdout.readline())}")
-        process.stdin.close()  # ends it
+    with serving(tmp_path / "served") as server:
+        yield server
 
 
 class S3:

@@ -1,8 +1,11 @@
-"""An HTTP server of a folder's files, by ranges, that can be slow, refuse, lie and break off: `range_server.py FOLDER`.
+"""An HTTP server of a folder's files, by ranges, that can be slow, refuse, lie, break off, and never end.
+
+    range_server.py FOLDER
 
 It prints its port and serves until its standard input closes. `POST /control` takes JSON with names and values of
-`Faults`, and turns off all others; `GET /log` gives the requests so far: method, path, range, status, and the most
-that were in progress at once. Files go out by sendfile: two cores pass 2 GB/s in ranges of 8 MiB.
+`Faults`, and turns off all others; `GET /log` gives the requests so far (method, path, query, range, status, port of
+the connection, headers that may hold secrets), and the most that were in progress at once. Files go out by sendfile:
+two cores pass 2 GB/s in ranges of 8 MiB.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import random
 import re
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
 from pathlib import Path
@@ -39,6 +42,15 @@ class Faults:
     etag: str = ""  # is part of every ETag: another one, and all objects have changed
     ignores_ranges: bool = False  # answers 200 with the whole object
     ignores_if_match: bool = False
+    endless: str = (
+        ""  # bodies go on for ever: "close", without a length; "chunked"; "length", one that is far too large
+    )
+    flip_at: int = -1  # this byte of each object has one bit flipped,
+    flips: int = 0  # in so many answers; another bit in each
+    redirects: dict[str, str] = field(default_factory=dict)  # path -> Location
+
+
+SECRETS = {"authorization", "cookie", "referer", "x-amz-security-token"}
 
 
 class RangeServer:
@@ -61,7 +73,7 @@ class RangeServer:
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 self.active, self.most_active = self.active + 1, max(self.active + 1, self.most_active)
                 try:
-                    await self.answer(writer, method, unquote(urlsplit(path).path), headers, body)
+                    await self.answer(writer, method, path, headers, body)
                 finally:
                     self.active -= 1
         writer.close()
@@ -80,19 +92,27 @@ class RangeServer:
     async def answer(
         self, to: asyncio.StreamWriter, method: str, path: str, headers: dict[str, str], body: bytes
     ) -> None:
-        faults = self.faults
+        faults, query, path = self.faults, urlsplit(path).query, unquote(urlsplit(path).path)
         if path == "/control":
             self.faults = Faults(**json.loads(body))
             return self.send(to, 200, b"{}")
         if path == "/log":
             return self.send(to, 200, json.dumps({"requests": self.log, "most": self.most_active}).encode())
-        self.log.append(entry := {"method": method, "path": path, "range": headers.get("range"), "status": 0})
+        entry: dict[str, object] = {"method": method, "path": path, "query": query, "range": headers.get("range")}
+        entry["status"], entry["port"] = 0, to.get_extra_info("peername")[1]
+        entry["secrets"] = {name: headers[name] for name in SECRETS & {*headers}}
+        self.log.append(entry)
         is_refused = self.is_refused()
         await asyncio.sleep(0.0 if is_refused else faults.latency_s)
         file = self.folder / path.lstrip("/")
+        if (location := faults.redirects.get(path)) is not None:
+            entry["status"] = 302
+            return self.send(to, 302, b"", f"Location: {location}")
         status = 503 if is_refused else faults.status or (200 if file.is_file() else 404)
         entry["status"] = status
         if status != 200:
+            if faults.endless and method != "HEAD":
+                return await self.send_for_ever(to, status)
             code = faults.code or {503: "SlowDown", 404: "NoSuchKey", 403: "AccessDenied"}.get(status, "Error")
             return self.send(to, status, f"<Error><Code>{code}</Code></Error>".encode(), head=method == "HEAD")
         stat = file.stat()
@@ -108,7 +128,14 @@ class RangeServer:
         entry["status"] = status
         if status >= 400:
             return self.send(to, status, b"", *more)
+        if faults.endless and method != "HEAD":
+            return await self.send_for_ever(to, status, *more)
         self.send(to, status, None, *more, f"Content-Length: {stop - first}")
+        if method != "HEAD" and faults.flips and first <= faults.flip_at < stop:
+            faults.flips -= 1
+            data = bytearray(file.read_bytes()[first:stop])
+            data[faults.flip_at - first] ^= 1 << faults.flips % 8
+            return to.write(data)
         if method != "HEAD":
             await self.send_file(to, file, first, stop - first)
 
@@ -116,6 +143,14 @@ class RangeServer:
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *more]
         lines += [] if body is None else [f"Content-Length: {len(body)}"]
         to.write("\r\n".join(lines).encode() + b"\r\n\r\n" + (b"" if head else body or b""))
+
+    async def send_for_ever(self, to: asyncio.StreamWriter, status: int, *more: str) -> None:
+        is_chunked, zeros = self.faults.endless == "chunked", bytes(2**16)
+        framed = {"close": "Connection: close", "chunked": "Transfer-Encoding: chunked"}
+        self.send(to, status, None, *more, framed.get(self.faults.endless, "Content-Length: 9999999999"))
+        while not to.is_closing():
+            to.write(b"10000\r\n" + zeros + b"\r\n" if is_chunked else zeros)
+            await to.drain()
 
     async def send_file(self, to: asyncio.StreamWriter, path: Path, first: int, count: int) -> None:
         loop, faults = asyncio.get_running_loop(), self.faults
@@ -134,8 +169,8 @@ class RangeServer:
             to.close()
 
 
-async def serve(folder: Path, port: int) -> None:
-    server = await asyncio.start_server(RangeServer(folder).connection, "127.0.0.1", port, backlog=1024)
+async def serve(folder: Path, host: str, port: int) -> None:
+    server = await asyncio.start_server(RangeServer(folder).connection, host, port, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     asyncio.get_running_loop().add_reader(sys.stdin, lambda: None if os.read(0, 4096) else os._exit(0))
     await server.serve_forever()
@@ -144,6 +179,7 @@ async def serve(folder: Path, port: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     given = parser.parse_args()
-    asyncio.run(serve(given.folder, given.port))
+    asyncio.run(serve(given.folder, given.host, given.port))

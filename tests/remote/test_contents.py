@@ -23,7 +23,7 @@ from fastload.remote.contents import clear_cache, list_cache, verify_cache
 from fastload.remote.options import Remote
 
 if TYPE_CHECKING:
-    from conftest import RangeServer
+    from running_server import RangeServer
 
 ROW = 16 * 12 * 3
 

@@ -20,7 +20,7 @@ from fastload.timing.network import NetworkUse
 from fastload.timing.results import NETWORK, Verdict
 
 if TYPE_CHECKING:
-    from conftest import RangeServer
+    from running_server import RangeServer
 
 ROWS, SIZE, CHUNK_ROWS, B = 1200, (32, 32, 3), 20, 40
 CHUNKS, ROW = ROWS // CHUNK_ROWS, 32 * 32 * 3

@@ -39,7 +39,7 @@ from fastload.remote.opening import open_packed
 from fastload.repack import append_images, merge_files, repack_file
 
 if TYPE_CHECKING:
-    from conftest import RangeServer
+    from running_server import RangeServer
 
 SIZE, CHUNK_ROWS = (32, 32, 3), 20
 IMAGE_BYTES = 32 * 32 * 3

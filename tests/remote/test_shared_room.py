@@ -32,7 +32,7 @@ from fastload.remote.options import Remote
 from fastload.remote.shards import RemoteShards
 
 if TYPE_CHECKING:
-    from conftest import RangeServer
+    from running_server import RangeServer
 
 LONG_S = 60  # ends a hang
 
