@@ -63,12 +63,16 @@ class RowReader:
         self._identity = file.identity  # when rows were compared
         # Within it the mapping may be touched, after `check_identity`.
         self.held: HeldOffWriters | nullcontext[None] = nullcontext()
+        # The same for a sparse file, which is also written to by who fetches its chunks; not taken by `holding`.
+        self.held_sparse: HeldOffWriters | nullcontext[None] = nullcontext()
         self._sources: dict[str, MappedRows | PreadRows | ChunkedRows] = {}
         self._ragged: dict[str, RaggedReader] = {}
         try:
             read = chosen(file.path, read)
-            if read == "map" and file.identity.mtime_ns >= 0:  # a sparse file is written to by who fetches its chunks
+            if read == "map" and file.identity.mtime_ns >= 0:
                 self.held = HeldOffWriters(file, self.fd)
+            elif read == "map":
+                self.held_sparse = HeldOffWriters(file, self.fd, waits=False)
             linear, other = list[str](), list[str]()
             for name in fields:
                 if file.fields[name].ragged is not None:
@@ -185,8 +189,9 @@ class RowReader:
         for source in {*self._sources.values(), *self._ragged.values()}:
             source.close()
         self._sources, self._ragged = {}, {}
-        if isinstance(self.held, HeldOffWriters):
-            self.held.close()
+        for held in (self.held, self.held_sparse):
+            if isinstance(held, HeldOffWriters):
+                held.close()
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)

@@ -18,7 +18,7 @@ from typing import Any
 
 # struct statx, skipping nlink and ids before the inode, and other times before the device number.
 _STATX, _STATX_BYTES = struct.Struct("=32xQQ64xqI12xII"), 256
-_AT_EMPTY_PATH, _STATX_BASIC_STATS = 0x1000, 0x7FF
+_AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH, _STATX_BASIC_STATS = -100, 0x100, 0x1000, 0x7FF
 _STATFS_BYTES = 256
 
 # include/uapi/asm-generic/fcntl.h and include/uapi/linux/fcntl.h. The third argument is a long.
@@ -34,6 +34,20 @@ def identity_of(fd: int) -> tuple[int, int, int, int]:
             inode, size, mtime_s, mtime_ns, major, minor = _STATX.unpack_from(buffer)
             return os.makedev(major, minor), inode, size, mtime_s * 10**9 + mtime_ns
     stat = os.fstat(fd)
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def identity_at(path: str | os.PathLike[str]) -> tuple[int, int, int, int] | None:
+    """Returns the same of what a path names, itself where that is a link; None: nothing."""
+    if (statx := _function("statx")) is not None:
+        buffer = ctypes.create_string_buffer(_STATX_BYTES)
+        if statx(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW, _STATX_BASIC_STATS, buffer) == 0:
+            inode, size, mtime_s, mtime_ns, major, minor = _STATX.unpack_from(buffer)
+            return os.makedev(major, minor), inode, size, mtime_s * 10**9 + mtime_ns
+    try:
+        stat = os.lstat(path)
+    except OSError:
+        return None
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
