@@ -327,6 +327,11 @@ class PackedDataset(Dataset[Any]):
 
     def _begin_checks(self, check: CheckOption) -> None:
         """Sets `check`; compares the header of the file if that was not done."""
+        if self._url and (self._remote or Remote()).shared:  # whose cache others may change at any time
+            if check is None or self.file.version is None:
+                why = "check=None" if check is None else "a file without digests, which fastload did not write,"
+                raise OptionError(f"{self.file.name}: {why} does not go with Remote(shared=True)")
+            check = "always"
         if self.file.version is None:
             if check in ("always", "first"):
                 raise OptionError(
@@ -522,7 +527,8 @@ class PackedDataset(Dataset[Any]):
 
     def check_unchanged(self) -> None:
         """Raises FileChangedError if the file was replaced or written to."""
-        check_path(self.file)
+        if self.file.remote is None:  # of a copy in a cache the reader notices it, and fetches it again
+            check_path(self.file)
 
     def packed(self) -> PackedDataset:
         """Returns the dataset to be read from now on: this one, or for a folder its packed file once that is there."""

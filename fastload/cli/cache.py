@@ -33,22 +33,25 @@ CacheFolder = Annotated[
     Path | None,
     Option("--cache", help="Folder of the cache; by default $FASTLOAD_CACHE, else ~/.cache/fastload."),
 ]
+Shared = Annotated[
+    bool, Option("--shared", help="The folder is one that others may write to, as with Remote(shared=True).")
+]
 CachedUrl = Annotated[str | None, Argument("[URL]", help="Only the dataset that was read from this URL.")]
 
 
-def list_(folder: CacheFolder = None, as_json: AsJson = False) -> None:
+def list_(folder: CacheFolder = None, shared: Shared = False, as_json: AsJson = False) -> None:
     """List the datasets in the cache: how much of each is there, and when it was last used."""
     with one_line_errors():
         from fastload.remote.contents import list_cache
 
-        found = list_cache(_remote(folder))
+        found = list_cache(_remote(folder, shared))
         if as_json:
             print_json(found.to_dict())
         else:
             _print_contents(found)
 
 
-def verify(url: CachedUrl = None, folder: CacheFolder = None, as_json: AsJson = False) -> None:
+def verify(url: CachedUrl = None, folder: CacheFolder = None, shared: Shared = False, as_json: AsJson = False) -> None:
     """Hash every chunk in the cache, and remove those that are not what came over the network.
 
     The next read fetches them again. Ends with exit code 1 if there were any.
@@ -57,7 +60,7 @@ def verify(url: CachedUrl = None, folder: CacheFolder = None, as_json: AsJson = 
         from fastload.remote.contents import verify_cache
 
         with progress_bar("chunks") as advance:
-            found = verify_cache(url, _remote(folder), progress=partial(advance, "verifying"))
+            found = verify_cache(url, _remote(folder, shared), progress=partial(advance, "verifying"))
         if as_json:
             print_json([one.to_dict() for one in found])
         else:
@@ -74,6 +77,7 @@ def clear(
     url: CachedUrl = None,
     everything: Annotated[bool, Option("--all", help="Remove all datasets that nobody uses.")] = False,
     folder: CacheFolder = None,
+    shared: Shared = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove a dataset from the cache, or all of them; one that some process has open stays.
@@ -85,7 +89,7 @@ def clear(
     with one_line_errors():
         from fastload.remote.contents import clear_cache
 
-        found = clear_cache(url, _remote(folder))
+        found = clear_cache(url, _remote(folder, shared))
         if as_json:
             names = {name: [one.name for one in getattr(found, name)] for name in ("removed", "in_use")}
             print_json({**names, "bytes": found.bytes})
@@ -107,10 +111,10 @@ cache = Commands(
 )
 
 
-def _remote(folder: Path | None) -> Remote:
+def _remote(folder: Path | None, shared: bool) -> Remote:
     from fastload.remote.options import Remote
 
-    return Remote(cache=folder)
+    return Remote(cache=folder, shared=shared)
 
 
 def _print_contents(found: CacheContents) -> None:

@@ -50,6 +50,7 @@ from fastload.pack.plain import from_bytes, to_bytes
 from fastload.remote.backend import ObjectInfo
 from fastload.remote.client import PART_BYTES, Client
 from fastload.remote.headers import fetch_header
+from fastload.remote.own_files import check_own
 from fastload.remote.paths import ObjectPath, remote_in_force
 from fastload.remote.ranges import client_of
 from fastload.system.files import open_output, output_errors
@@ -150,6 +151,9 @@ def work_folder(path: ObjectPath) -> Path:
     folder = _folder_of(path)
     with output_errors(f"{folder}: cannot be made ({{}}). Name another by Remote(cache=) or FASTLOAD_CACHE."):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not remote_in_force().shared:
+        check_own(folder.parent, is_root=False)
+    check_own(folder, is_root=True)  # what lies here is uploaded
     return folder
 
 

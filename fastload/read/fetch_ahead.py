@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fastload.errors import CacheError, FastloadError
 from fastload.plan import ChunkWindow, EpochPlan
 from fastload.read.sharded import ShardedReader
-from fastload.remote.cache import DiskFullError
+from fastload.remote.cache import CacheLostError, DiskFullError
 from fastload.remote.fetch import ChunkFetcher
 from fastload.remote.shards import RemoteShards
 
@@ -83,6 +83,7 @@ class FetchAhead:
             self._held.append((fetcher, chunks, epoch, step))
             self._now = self._held[0][2:]
             fetcher.announce(chunks)
+            self._announce_again(fetcher)
             while len(self._held) > self._kept:
                 self._release_first()
 
@@ -95,21 +96,35 @@ class FetchAhead:
             FastloadError, ...: the error of a chunk that cannot be fetched.
             CacheError: the disk is full; only this process could read what it fetches into its memory.
         """
+        if self._remote.is_lost():  # worker processes wait until it is made anew
+            self._remote.open_anew(self._remote.current())
         fetcher = self._remote.current()
         try:
             with self._lock:
+                if not self._remote.in_memory:
+                    self._announce_again(fetcher)
                 held = [chunks for by, chunks, *place in self._held if by is fetcher and tuple(place) in places]
             fetcher.hurry(list(dict.fromkeys(chain.from_iterable(held))))
             if self._remote.in_memory:
                 raise DiskFullError
             if len(held) < len(places) and (error := self._error) is not None:
                 raise error
+        except CacheLostError:
+            self._remote.open_anew(fetcher)
         except DiskFullError as exc:
             raise CacheError(
                 f"{self._remote.url}: the disk of the cache is full, and worker processes read only from it. Make "
                 f"room (`fastload cache clear` removes what no job uses), name another folder: Remote(cache=...), or "
                 f"read without worker processes."
             ) from exc
+
+    def _announce_again(self, fetcher: ChunkFetcher) -> None:
+        """Announces to the fetcher what was announced to one whose place it took."""
+        for at, (by, chunks, epoch, step) in enumerate(self._held):
+            if by is not fetcher:
+                by.withdraw(chunks)
+                fetcher.announce(chunks)
+                self._held[at] = (fetcher, chunks, epoch, step)
 
     def _release_first(self) -> None:
         fetcher, chunks, _, _ = self._held.popleft()

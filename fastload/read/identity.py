@@ -96,10 +96,12 @@ class HeldOffWriters:
     of 12 truncations under a loader that copied all the time 11 came during a copy. This costs 5 us. It may be entered
     again by the thread that is in it, by any number of threads, and after a fork. Where the kernel has no such lease
     for the file (`hold_off_writers`), it does nothing.
+
+    `waits`: lets writers in that have waited, before it is entered again.
     """
 
-    def __init__(self, file: PackedFile, fd: int) -> None:
-        self._file, self._fd = file, fd
+    def __init__(self, file: PackedFile, fd: int, *, waits: bool = True) -> None:
+        self._file, self._fd, self._waits = file, fd, waits
         self._own_fd = -1
         self._reset()
 
@@ -122,12 +124,14 @@ class HeldOffWriters:
     def _enter(self) -> None:
         with self._all_out:
             # Threads that copy in turn would else hold a writer off for ever. The check that follows sees what it does.
-            while self._users and self.holds and syscalls.writers_wait(self._fd):
+            while self._waits and self._users and self.holds and syscalls.writers_wait(self._fd):
                 self._all_out.wait()
             if not self._users:
                 self.holds = syscalls.hold_off_writers(self._fd)
                 until = time.monotonic() + _LET_IN_S
-                while self._let_in and not self.holds and time.monotonic() < until and self._unchanged():
+                while (
+                    self._waits and self._let_in and not self.holds and time.monotonic() < until and self._unchanged()
+                ):
                     time.sleep(0.001)
                     self.holds = syscalls.hold_off_writers(self._fd)
                 self._let_in = False
@@ -145,6 +149,13 @@ class HeldOffWriters:
                     syscalls.let_writers(self._fd)
                     self.holds = False
                 self._all_out.notify_all()
+
+    def let_go(self) -> None:
+        """Lets writers in, though threads may be within."""
+        with self._all_out:
+            if self.holds:
+                syscalls.let_writers(self._fd)
+                self.holds = False
 
     def _unchanged(self) -> bool:
         return is_unchanged(self._file, FileIdentity(*syscalls.identity_of(self._fd)), self._fd)

@@ -64,13 +64,17 @@ class RowReader:
         self._identity, self._is_sparse = file.identity, file.identity.mtime_ns < 0
         # Within it the mapping may be touched, after `check_identity`.
         self.held: HeldOffWriters | nullcontext[None] = nullcontext()
+        # The same for a sparse file, which is also written to by who fetches its chunks; not taken by `holding`.
+        self.held_sparse: HeldOffWriters | nullcontext[None] = nullcontext()
         self._sources: dict[str, MappedRows | PreadRows | ChunkedRows] = {}
         self._ragged: dict[str, RaggedReader] = {}
         try:
             read = chosen(file.path, read)
             self._is_mapped = read == "map"
-            if read == "map" and not self._is_sparse:  # a sparse file is written to by who fetches its chunks
+            if read == "map" and not self._is_sparse:
                 self.held = HeldOffWriters(file, self.fd)
+            elif read == "map":
+                self.held_sparse = HeldOffWriters(file, self.fd, waits=False)
             linear, other = list[str](), list[str]()
             for name in fields:
                 if file.fields[name].ragged is not None:
@@ -221,8 +225,9 @@ class RowReader:
         for source in {*self._sources.values(), *self._ragged.values()}:
             source.close()
         self._sources, self._ragged = {}, {}
-        if isinstance(self.held, HeldOffWriters):
-            self.held.close()
+        for held in (self.held, self.held_sparse):
+            if isinstance(held, HeldOffWriters):
+                held.close()
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)

@@ -7,33 +7,43 @@ they are one array, as those of a single file are.
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import DamagedRowError, FastloadError, OptionError
+from fastload.errors import (
+    DamagedRowError,
+    FastloadError,
+    FileChangedError,
+    FormatError,
+    MissingFileError,
+    OptionError,
+)
 from fastload.format.header import FileIdentity, PackedFile, read_shard
 from fastload.format.shards import split_of
-from fastload.read.identity import until_untouched
+from fastload.read.identity import HeldOffWriters, until_untouched
 from fastload.read.linear import MappedShards, Read, addresses_of, as_rows, chosen
 from fastload.read.reader import RowReader, check_rows
 from fastload.read.row_check import Check, RowCheck, fields_needed
 from fastload.read.sharded_ragged import ShardedRagged, ShardPart
-from fastload.remote.cache import DiskFullError
+from fastload.remote.cache import CacheLeftError, CacheLostError, DiskFullError
 from fastload.remote.fetch import ChunkFetcher
 from fastload.remote.shards import RemoteShards
 from fastload.system import native
 from fastload.timing.results import NETWORK
 from fastload.timing.stopwatch import lap
 
+ResultT = TypeVar("ResultT")
+
+_MOST_LOSSES = 10  # of the cache, one after another, before that is an error
+_MOST_AGAIN = 4
 _MOST_OPEN = 64
 """Shards that are open at a time, unless the system allows fewer descriptors; a window of chunks needs 16 or fewer."""
 
@@ -129,6 +139,16 @@ class ShardedReader(RowReader):
                 found |= dict.fromkeys(self._remote.table.of_bytes(name, number, index.offset, index.bytes).tolist())
         return list(found)
 
+    def require_copies(self, numbers: Sequence[int], readers: Sequence[RowReader]) -> None:
+        """Raises CacheLostError where the copies of remote shards are not the files that are open any more."""
+        if self._remote is not None and self._remote.is_lost({n: r.fd for n, r in zip(numbers, readers, strict=True)}):
+            raise CacheLostError(self.file.path)
+
+    @property
+    def looks_up_chunks(self) -> bool:
+        """Whether only the headers of remote shards say in which chunks rows lie."""
+        return self._remote is not None and any(name not in self._remote.table.rows for name in self._chunked)
+
     @property
     def is_used_here(self) -> bool:
         """Whether this thread has taken shards."""
@@ -147,7 +167,7 @@ class ShardedReader(RowReader):
             while self._reopening and not is_user:
                 self._idle.wait()
             if self._remote is not None and self._remote.current() is not self.fetcher and not is_user:
-                raise DiskFullError(errno.ENOSPC, "the shards are no longer read from the disk")
+                raise CacheLostError(self.file.path)  # another thread has left it
             found = []
             for number in numbers:
                 reader = self._open.get(number)
@@ -187,18 +207,25 @@ class ShardedReader(RowReader):
             if self._reopening:
                 self._idle.notify_all()
 
-    def leave_disk(self) -> None:
-        """Has remote shards read from memory from now on, as there is no room on the disk; see `RemoteShards`.
+    def leave(self, why: CacheLeftError) -> None:
+        """Has remote shards read from memory, where the disk is full, or else from copies that are made anew.
 
         It waits until no thread reads from what is open, and closes that.
         """
-        assert self._remote is not None, "only chunks of remote shards are written"
-        self._remote.leave_disk()
+        assert self._remote is not None and self.fetcher is not None, "only copies of remote shards are left"
+        if isinstance(why, DiskFullError):
+            self._remote.leave_disk()
+        elif self.fetcher is self._remote.current():
+            self._remote.open_anew(self.fetcher)
+        if self.fetcher is not self._remote.current():
+            self._reopen()
+
+    def _reopen(self) -> None:
+        """Closes all shards when no thread reads from them, so that they are opened as they are then."""
+        assert self._remote is not None, "the shards are remote"
         with self._locked():
             while self._reopening:
                 self._idle.wait()
-            if self.fetcher is self._remote.current():
-                return
             self._reopening = True
             try:
                 while self._users:
@@ -230,8 +257,11 @@ class ShardedReader(RowReader):
         lap(NETWORK)
         try:
             return self._opened_here(number)
-        except BaseException:
+        except BaseException as exc:
             self.fetcher.release(self._header(number))
+            assert self._remote is not None, "the shards are remote"
+            if isinstance(exc, FormatError | MissingFileError) and self._remote.has_lost_header(number):
+                raise CacheLostError(self.file.path) from exc
             raise
 
     def _header(self, number: int) -> list[int]:
@@ -254,7 +284,39 @@ class ShardedReader(RowReader):
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies rows into the arrays given, as `RowReader.gather`; messages name shards and their rows."""
         check_rows(rows, self.file.num_rows, self.file.name)
-        return until_untouched(lambda: self._gathered(rows, outs))
+        return self._read_again(rows, lambda: until_untouched(lambda: self._gathered(rows, outs)))
+
+    def _read_again(self, rows: NDArray[np.int64], read: Callable[[], ResultT]) -> ResultT:
+        """Returns what is read; of remote shards again where their copies were lost, or came changed."""
+        for left in range(_MOST_AGAIN, -1, -1):
+            try:
+                return read()
+            except (FastloadError, OSError) as exc:
+                if self._remote is None or not left or not self._may_help(exc, rows):
+                    raise
+        raise AssertionError("the last try returned or raised")
+
+    def _may_help(self, exc: Exception, rows: NDArray[np.int64]) -> bool:
+        """Whether rows that could not be read can be now, as what was lost or changed on its way is fetched again."""
+        assert self._remote is not None, "the shards are remote"
+        is_nested = self.is_used_here
+        if not is_nested and self._remote.is_lost({number: one.fd for number, one in self._open.items()}):
+            self.leave(CacheLostError(self.file.path))
+            return True
+        if not isinstance(exc, FormatError):  # DamagedRowError is one
+            return False
+        damaged = np.array(getattr(exc, "rows", ()) or rows, np.int64)
+        with self.holding(damaged, columns_only=True):
+            shard, there = self.shards.locate(damaged)
+            numbers = np.unique(shard).tolist()
+            chunks = [*(chunk for number in numbers for chunk in self._header(number)), *self.chunks_of(shard, there)]
+            for number in numbers:  # a writer of this process would wait for this thread
+                if isinstance(held := self._open[number].held_sparse, HeldOffWriters):
+                    held.let_go()
+            repaired = self._remote.repaired(chunks)
+        if repaired and not is_nested:
+            self._reopen()
+        return repaired
 
     def _gathered(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         copied, most = 0, self._most_open
@@ -329,7 +391,7 @@ class ShardedReader(RowReader):
 
     def decoded(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Decodes rows of a ragged field, unchecked; returns an array for each: (H, W, C), masks (H, W)."""
-        return self.within(rows, lambda: self._ragged[name].decoded(rows))
+        return self._read_again(rows, lambda: self.within(rows, lambda: self._ragged[name].decoded(rows)))
 
     def texts(self, name: str, rows: NDArray[np.int64]) -> list[Any]:
         """Returns the texts of rows, unchecked, as `RowReader.texts`."""
@@ -375,37 +437,56 @@ class _Holding(AbstractContextManager[None]):
         self._reader, self._numbers = reader, numbers
         self._rows = shard[: len(there)], there
         self._held: list[tuple[RowReader, FileIdentity]] = []  # with the identity of its file when it was held
+        self._sparse: list[HeldOffWriters | nullcontext[None]] = []  # of copies of remote shards
         self._fetcher: ChunkFetcher | None = None  # that holds the chunks
         self._chunks: list[int] = []
         self._thread = 0
 
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
-        try:
-            self._enter()
-        except DiskFullError:
-            if self._reader.is_used_here:
-                raise
-            self._reader.leave_disk()
-            self._enter()
+        for left in range(_MOST_LOSSES, -1, -1):
+            try:
+                return self._enter()
+            except CacheLeftError as exc:
+                if self._reader.is_used_here or not left:
+                    raise
+                self._reader.leave(exc)
 
     def _enter(self) -> None:
+        is_nested = self._reader.is_used_here
         readers = self._reader.taken(self._numbers)
         try:
+            if (fetcher := self._reader.fetcher) is not None:
+                self._hold_remote(fetcher, readers, is_nested)
+                return
             for one in readers:
                 one.held.__enter__()
                 self._held.append((one, one.file.identity))
                 self._held[-1] = one, one.check_before()
-            if (fetcher := self._reader.fetcher) is not None and len(self._rows[1]):
-                chunks = self._reader.chunks_of(*self._rows)
-                self._reader.check_held(chunks)
-                lap("reading")
-                fetcher.hold(chunks)
-                lap(NETWORK)
-                self._fetcher, self._chunks = fetcher, chunks
         except BaseException as exc:
             self.__exit__(type(exc))
             raise
+
+    def _hold_remote(self, fetcher: ChunkFetcher, readers: Sequence[RowReader], is_nested: bool) -> None:
+        """Holds the chunks; and their copies, as long as nobody is about to write to these."""
+        if len(self._rows[1]):
+            if self._reader.looks_up_chunks and not is_nested:  # in the copies
+                self._reader.require_copies(self._numbers, readers)
+            chunks = self._reader.chunks_of(*self._rows)
+            self._reader.check_held(chunks)
+            lap("reading")
+            fetcher.hold(chunks)
+            lap(NETWORK)
+            self._fetcher, self._chunks = fetcher, chunks
+        if is_nested:  # what is read was there before, in files that are open
+            return
+        try:
+            for one in readers if not fetcher.is_fetching else ():
+                one.held_sparse.__enter__()
+                self._sparse.append(one.held_sparse)
+        except (FileChangedError, MissingFileError) as exc:  # in a fork, which opens it by its name
+            raise CacheLostError(self._reader.file.path) from exc
+        self._reader.require_copies(self._numbers, readers)
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         try:
@@ -418,6 +499,8 @@ class _Holding(AbstractContextManager[None]):
             if self._fetcher is not None:
                 self._fetcher.release(self._chunks)
                 self._fetcher = None
+            while self._sparse:
+                self._sparse.pop().__exit__(None, None, None)
             while self._held:
                 self._held.pop()[0].held.__exit__(None, None, None)
             self._reader.released(self._numbers, self._thread)

@@ -14,7 +14,6 @@ import os
 import struct
 import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from fastload.errors import OptionError
@@ -29,16 +28,17 @@ def _keeping_gil() -> Any:
 
 
 class ByteLocks:
-    """The locks of one open file; it is made if it is not there. Any thread may call it.
+    """The locks of one open file, which it closes. Any thread may call it.
 
     A byte need not exist to be locked. Hold tens of them: to lock and unlock one takes 5 us where 64 others are held,
     and 439 us where 10,000 are.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, fd: int) -> None:
         if sys.platform != "linux":
+            os.close(fd)
             raise OptionError("chunks of remote files are cached on Linux only: other systems lack the locks for it.")
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = fd
 
     @property
     def fd(self) -> int:
@@ -66,7 +66,8 @@ class ByteLocks:
         return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
     def unlock(self, byte: int) -> None:
-        self._set(fcntl.F_UNLCK, byte)
+        if self._fd >= 0:  # else `close` has ended them
+            self._set(fcntl.F_UNLCK, byte)
 
     def _set(self, kind: int, byte: int) -> bool:
         # Without releasing the GIL, which this thread might not get back soon; the call never waits.

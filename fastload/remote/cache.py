@@ -11,6 +11,10 @@
 All ranks and jobs of a machine share it, without a process that serves them. A chunk is written, then its record; a
 record counts once its writer has let go of the lock on its byte. Whoever is killed in between leaves a chunk without a
 record, which takes its place on the disk until it is fetched again or evicted. Only files below CACHE/1 are removed.
+
+Somebody else may remove any of these files, or cut them off, at any time. `used` and `chunks` are not mapped: what is
+not in them counts as not there. Who has a dataset open keeps its files, and notices that their names lead to others
+(`CachedDataset.is_lost`): then the dataset is removed for all, and made anew by each that uses it.
 """
 
 from __future__ import annotations
@@ -24,8 +28,8 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +41,9 @@ from numpy.typing import NDArray
 from fastload.errors import CacheError, FormatError, OptionError
 from fastload.remote.byte_locks import ByteLocks
 from fastload.remote.chunks import Range, joined_ranges, without
-from fastload.system.files import write_at
+from fastload.remote.own_files import Folder, check_own
+from fastload.system import syscalls
+from fastload.system.files import read_bytes, write_at
 from fastload.system.text import format_bytes
 
 VERSION = 1
@@ -47,6 +53,7 @@ OWN_FILES = ("chunks", "locks", "meta.json")
 """Names of the files of a dataset's folder that are no copies."""
 _IN_USE = 2**62  # the byte of `locks` on which each user of a dataset has a shared lock
 _BOUND, _ALIVE = 0, 1  # bytes of `used`
+_USED_AT = 64  # where the number stands there
 # Kept free for what file systems allocate by themselves, for records, and while meta.json is written anew: one part in
 # so many of the bound, and no less than some blocks.
 _SLACK, _LEAST_SLACK = 512, 4 * _BLOCK
@@ -55,8 +62,19 @@ RECORD = np.dtype([("hash", "<u8"), ("boot", "<u4"), ("check", "<u4")])
 _BEGUN = 1  # as `boot`: bytes may be on the disk, and are not to be used
 
 
-class DiskFullError(OSError):
+class CacheLeftError(OSError):
+    """Chunks are to be read from elsewhere than so far."""
+
+
+class DiskFullError(CacheLeftError):
     """The disk of the cache is full before its bound is reached."""
+
+
+class CacheLostError(CacheLeftError):
+    """Somebody has removed files of the cache that are in use, or cut them off."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(errno.ESTALE, "it was removed or cut off while in use", str(path))
 
 
 @cache
@@ -113,22 +131,21 @@ class CacheFolder:
     shared = True
     """Whether other datasets take of the same bound."""
 
-    def __init__(self, folder: Path, limit: int | None) -> None:
-        self.root = folder.expanduser().absolute() / str(VERSION)
-        try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._locks = ByteLocks(self.root / "used")
-            os.posix_fallocate(self._locks.fd, 0, _BLOCK)
-        except OSError as exc:
-            raise OptionError(
-                f"{folder}: no cache of remote files can be made there ({exc.strerror}). Name another folder: "
-                f"Remote(cache=...), or FASTLOAD_CACHE."
-            ) from exc
-        self._pid, self._thread_lock = os.getpid(), threading.RLock()
-        # Of a descriptor of its own: the mapping keeps it, and its locks, as long as there is the array.
-        with open(self.root / "used", "r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _BLOCK)
-        self._used = np.frombuffer(self._map, np.int64, 1, 64)
+    def __init__(self, folder: Path, limit: int | None, *, others: bool = False) -> None:
+        self.root, self.others = folder.expanduser().absolute() / str(VERSION), others
+        for tries_left in (2, 1, 0):
+            try:
+                self._locks = ByteLocks(self._opened_root())
+                os.posix_fallocate(self._locks.fd, 0, _BLOCK)
+                break
+            except OSError as exc:
+                if tries_left and isinstance(exc, FileNotFoundError):  # somebody removes it
+                    continue
+                raise OptionError(
+                    f"{folder}: no cache of remote files can be made there ({exc.strerror}). Name another folder: "
+                    f"Remote(cache=...), or FASTLOAD_CACHE."
+                ) from exc
+        self._thread_lock, self._depth = threading.RLock(), 0
         if self._locks.try_exclusive(_ALIVE):  # nobody else uses it: what killed processes left is counted anew
             with self.locked():
                 self.count()
@@ -136,9 +153,23 @@ class CacheFolder:
         self.is_chosen = limit is not None
         if limit is None:
             system = os.statvfs(self.root)
-            limit = int(self._used[0]) + system.f_bavail * system.f_frsize * 9 // 10
+            limit = self.used + system.f_bavail * system.f_frsize * 9 // 10
         self.limit = limit
         self.room = limit - max(limit // _SLACK, _LEAST_SLACK)
+
+    def _opened_root(self) -> int:
+        """Returns the descriptor of `used` in the folder, which is made if it is not there."""
+        self.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.others:
+            check_own(self.root.parent, is_root=False)
+        with suppress(FileExistsError):
+            self.root.mkdir(mode=0o700)
+            if self.others:
+                os.chmod(self.root, os.stat(self.root.parent).st_mode & 0o2777)
+        if not self.others:
+            check_own(self.root, is_root=True)
+        with closing(Folder(self.root, shared=self.others)) as opened:
+            return opened.open("used", os.O_RDWR | os.O_CREAT)
 
     @property
     def bound(self) -> str:
@@ -148,21 +179,33 @@ class CacheFolder:
     @property
     def used(self) -> int:
         """The bytes that all files of the cache take on the disk."""
-        return int(self._used[0])
+        data = read_bytes(self._locks.fd, 8, _USED_AT)
+        return int.from_bytes(data, "little") if len(data) == 8 else allocated_below(self.root)  # it was cut off
+
+    @used.setter
+    def used(self, num_bytes: int) -> None:
+        write_at(self._locks.fd, num_bytes.to_bytes(8, "little"), _USED_AT)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Within it no other thread or process changes what the cache takes."""
+        """Within it no other thread or process changes what the cache takes. CacheLostError: the cache was removed."""
         with self._thread_lock:
+            if self._depth:
+                yield
+                return
             self._locks.wait_exclusive(_BOUND)
+            self._depth += 1
             try:
+                if not leads_to(self.root / "used", self._locks.fd):
+                    raise CacheLostError(self.root)
                 yield
             finally:
+                self._depth -= 1
                 self._locks.unlock(_BOUND)
 
     def count(self) -> None:
         """Counts what the files take, within `locked`."""
-        self._used[0] = allocated_below(self.root)
+        self.used = allocated_below(self.root)
 
     def allocate(self, fd: int, ranges: Sequence[Range]) -> bool:
         """Allocates ranges of a file; returns False where they would pass the bound.
@@ -177,7 +220,7 @@ class CacheFolder:
             if self.used + most > self.room:
                 return False
             before = _allocated(fd)
-            self._used[0] += most
+            self.used += most
             try:
                 for begin, end in ranges:
                     _fallocate(fd, _KEEP_SIZE, begin, end - begin)
@@ -191,7 +234,7 @@ class CacheFolder:
                     raise DiskFullError(exc.errno, exc.strerror) from exc
                 raise
             finally:
-                self._used[0] += _allocated(fd) - before - most
+                self.used += _allocated(fd) - before - most
         return True
 
     def allocate_whole(self, fd: int, num_bytes: int) -> None:
@@ -211,14 +254,14 @@ class CacheFolder:
                     f"Remote(cache=...)."
                 ) from exc
             finally:
-                self._used[0] += _allocated(fd) - before
+                self.used += _allocated(fd) - before
 
     def free(self, fd: int, ranges: Sequence[Range]) -> None:
         """Gives the blocks of ranges of a file back, within `locked`; what shares a block with others becomes zeros."""
         before = _allocated(fd)
         for begin, end in ranges:
             _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, begin, end - begin)
-        self._used[0] += _allocated(fd) - before
+        self.used += _allocated(fd) - before
 
     def datasets(self) -> list[Path]:
         """Returns the folders of all datasets, those used longest ago first."""
@@ -229,12 +272,36 @@ class CacheFolder:
                     found.append((meta.st_mtime, path))
         return [path for _, path in sorted(found)]
 
-    @staticmethod
-    def in_use(folder: Path) -> bool:
-        """Whether some process uses a dataset, or makes it."""
+    def _locks_of(self, folder: Path) -> ByteLocks | None:
+        """Returns the locks of a dataset, to be closed; None: it is gone.
+
+        Also where only they are: who made others would not keep those away who use the dataset still.
+        """
         try:
-            locks = ByteLocks(folder / "locks")
+            with closing(Folder(folder, shared=self.others)) as opened:
+                return ByteLocks(opened.open("locks", os.O_RDWR))
         except FileNotFoundError:
+            return None
+
+    def is_usable(self, folder: Path) -> bool:
+        """Whether a dataset is there, and can be kept in use. CacheError: it is a link, or somebody else's."""
+        if (locks := self._locks_of(folder)) is None:
+            return False
+        locks.close()
+        return True
+
+    def keep_in_use(self, folder: Path) -> ByteLocks | None:
+        """Returns locks that keep a dataset from being removed until they are closed; None: it is gone, or about to."""
+        if (locks := self._locks_of(folder)) is None:
+            return None
+        if locks.try_shared(_IN_USE) and os.fstat(locks.fd).st_nlink:  # else it was removed before the lock
+            return locks
+        locks.close()
+        return None
+
+    def in_use(self, folder: Path) -> bool:
+        """Whether some process uses a dataset, or makes it."""
+        if (locks := self._locks_of(folder)) is None:
             return False
         try:
             return locks.is_locked(_IN_USE)
@@ -244,21 +311,33 @@ class CacheFolder:
     def remove(self, folder: Path) -> bool:
         """Removes a dataset, unless some process uses it; returns whether it is gone. Within `locked`."""
         assert folder.parent == self.root and not folder.is_symlink(), "only what lies in the cache is removed"
-        try:
-            locks = ByteLocks(folder / "locks")
-        except FileNotFoundError:  # another process was first
+        if (locks := self._locks_of(folder)) is None:  # another process was first, or somebody removed its locks
+            if folder.is_dir():
+                self._remove(folder)
             return True
         try:
             if not locks.try_exclusive(_IN_USE):
                 return False
-            # Under another name first: whoever opens it meanwhile makes a new one.
-            going = Path(tempfile.mkdtemp(prefix=".gone-", dir=self.root))
-            os.rename(folder, going / folder.name)
-            shutil.rmtree(going, ignore_errors=True)
-            self.count()
+            self._remove(folder)
             return True
         finally:
             locks.close()
+
+    def _remove(self, folder: Path) -> None:
+        # Under another name first: whoever opens it meanwhile makes a new one.
+        going = Path(tempfile.mkdtemp(prefix=".gone-", dir=self.root))
+        os.rename(folder, going / folder.name)
+        shutil.rmtree(going, ignore_errors=True)
+        self.count()
+
+    def remove_lost(self, folder: Path, locks: ByteLocks) -> None:
+        """Removes a dataset of which some files are lost, unless its name leads to another one already.
+
+        Whoever uses it, which these locks are of, has its files open, and makes a new one when it notices.
+        """
+        with suppress(OSError), self.locked():
+            if folder.is_dir() and (leads_to(folder / "locks", locks.fd) or not (folder / "locks").exists()):
+                self._remove(folder)
 
     def sweep(self) -> None:
         """Removes what killed processes left: datasets that were never complete, and those half removed."""
@@ -273,7 +352,11 @@ class CacheFolder:
         self.sweep()
         with self.locked():
             folder = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))
-            in_use = keep_in_use(folder)
+            if self.others:
+                os.chmod(folder, os.stat(self.root).st_mode & 0o2777)
+            with closing(Folder(folder, shared=self.others)) as opened:
+                os.close(opened.open("locks", os.O_RDWR | os.O_CREAT))
+            in_use = self.keep_in_use(folder)
             assert in_use is not None, "nobody else knows of the new folder"
         try:
             yield folder, in_use
@@ -317,20 +400,21 @@ class CachedDataset:
         self.cache, self.folder = cache, folder
         self._names, self._sizes = names, sizes
         self._bounds = [*headers.tolist(), num_chunks]
+        self._paths = [f"{folder}/{name}" for name in names]
+        self._locks_path, self._chunks_path = f"{folder}/locks", f"{folder}/chunks"
         self._shard_of = {header: shard for shard, header in enumerate(self._bounds[:-1])}
-        if (locks := keep_in_use(folder)) is None:
-            raise FileNotFoundError(errno.ENOENT, "it is being removed", str(folder))
-        self.locks = locks
-        fd = os.open(folder / "chunks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._folder, locks = Folder(folder, shared=cache.others), cache.keep_in_use(folder)
         try:
-            cache.allocate_whole(fd, num_chunks * RECORD.itemsize)
-            self._map = mmap.mmap(fd, num_chunks * RECORD.itemsize)
+            if locks is None:
+                raise FileNotFoundError(errno.ENOENT, "it is being removed", str(folder))
+            self.locks = locks
+            self._chunks_fd = self._folder.open("chunks", os.O_RDWR | os.O_CREAT)
+            self.records: Records | NDArray[Any] = Records(self._chunks_fd, num_chunks, cache)
         except BaseException:
-            locks.close()
+            self._folder.close()
+            if locks is not None:
+                locks.close()
             raise
-        finally:
-            os.close(fd)
-        self.records: NDArray[Any] = np.frombuffer(self._map, RECORD)
 
     def path(self, shard: int) -> Path:
         """Returns the sparse copy of a shard."""
@@ -342,38 +426,69 @@ class CachedDataset:
 
     @contextmanager
     def opened(self, shard: int) -> Iterator[int]:
-        """Yields a descriptor for reading and writing a shard's sparse copy, which is made if it is not there."""
-        path, flags = self.path(shard), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        """Yields a descriptor for reading and writing a shard's sparse copy, which is made if it is not there.
+
+        CacheLostError: the folder was removed.
+        """
+        name, size = self._names[shard], int(self._sizes[shard])
         try:
-            fd = os.open(path, flags, 0o600)
-        except FileNotFoundError:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = os.open(path, flags, 0o600)
+            if (fd := self._open_copy(name, size)) is None:
+                with self.cache.locked():  # another process may be first
+                    if (fd := self._open_copy(name, size)) is None:
+                        fd = self._made(shard, name, size)
+        except FileNotFoundError as exc:
+            raise CacheLostError(self.folder) from exc
         try:
-            if os.fstat(fd).st_size != self._sizes[shard]:  # new, or the one before was removed or cut off
-                records = self.records[self._bounds[shard] : self._bounds[shard + 1]]
-                records[are_there(records)] = (0, 0, 0)
-                os.ftruncate(fd, int(self._sizes[shard]))
             yield fd
         finally:
             os.close(fd)
+
+    def _open_copy(self, name: str, size: int) -> int | None:
+        """Returns the descriptor of a shard's copy; None: it is not there, or was cut off."""
+        with suppress(FileNotFoundError):
+            fd = self._folder.open(name, os.O_RDWR)
+            if os.fstat(fd).st_size == size:
+                return fd
+            os.close(fd)
+        return None
+
+    def _made(self, shard: int, name: str, size: int) -> int:
+        """Returns the descriptor of a new copy of a shard, of which no chunk is there any more.
+
+        A new file in any case: who has the one before mapped sees that the name leads to another one.
+        """
+        new = f"{name}.new-{os.getpid()}-{threading.get_ident()}"
+        fd = self._folder.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            os.ftruncate(fd, size)
+            first, records = self._bounds[shard], self.records[self._bounds[shard] : self._bounds[shard + 1]]
+            for chunk in (first + np.flatnonzero(are_there(records))).tolist():
+                self.forget(chunk)
+            self._folder.rename(new, name)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def is_lost(self, copies: Mapping[int, int]) -> bool:
+        """Whether the names of the dataset, and of copies of shards, lead to other files than are open, or cut ones.
+
+        `copies`: the descriptor of each.
+        """
+        own = [(self._locks_path, self.locks.fd), (self._chunks_path, self._chunks_fd)]
+        return not all(leads_to(path, fd) for path, fd in own) or any(
+            not leads_to(self._paths[shard], fd, int(self._sizes[shard])) for shard, fd in copies.items()
+        )
 
     def presence(self, chunk: int) -> Presence:
         """Returns the state of a chunk, which counts while a lock is held on it."""
         record = self.records[chunk]
         boot = int(record["boot"])
         complete = boot > _BEGUN and int(record["check"]) == _check(chunk, int(record["hash"]), boot)
-        if complete and (shard := self._shard_of.get(chunk)) is not None and self._is_cut_off(shard):
-            complete = False
+        if complete and (shard := self._shard_of.get(chunk)) is not None:
+            with self.opened(shard):  # of one that was removed or cut off nothing counts as there any more
+                complete = int(self.records[chunk]["boot"]) == boot
         return Presence(complete, complete and boot == boot_number())
-
-    def _is_cut_off(self, shard: int) -> bool:
-        """Whether somebody has removed a shard's copy, or cut it off; then nothing of it counts as there any more."""
-        with suppress(OSError):
-            if self.path(shard).stat().st_size == self._sizes[shard]:
-                return False
-        with self.opened(shard):
-            return True
 
     def begin(self, chunk: int) -> None:
         """Notes that bytes of a chunk may be on the disk; its lock is held exclusively."""
@@ -381,10 +496,8 @@ class CachedDataset:
 
     def complete(self, chunk: int, digest: int) -> None:
         """Notes that all bytes of a chunk, of this XXH3-64, are there."""
-        record = self.records[chunk]
         boot = boot_number()
-        record["hash"], record["check"] = digest, _check(chunk, digest, boot)
-        record["boot"] = boot
+        self.records[chunk] = (digest, boot, _check(chunk, digest, boot))
 
     def forget(self, chunk: int) -> None:
         """Notes that a chunk is not there."""
@@ -392,7 +505,7 @@ class CachedDataset:
 
     def kept(self) -> NDArray[np.int64]:
         """Returns the chunks that take space on the disk, int64 (n,)."""
-        return np.flatnonzero(self.records["boot"])
+        return np.flatnonzero(self.records[:]["boot"])
 
     def digest_matches(self, chunk: int, data: Sequence[memoryview | bytes]) -> bool:
         """Whether bytes are those that a chunk's record was written for."""
@@ -432,7 +545,7 @@ class CachedDataset:
             return False
         try:
             with self.cache.locked(), self.opened(shard) as fd:
-                if self.records["boot"][others].any():
+                if self.records[others]["boot"].any():
                     return False
                 self._free(fd, chunk, ranges, around)
         finally:
@@ -462,32 +575,73 @@ class CachedDataset:
                 end = last
         return begin, end
 
-    def write(self, shard: int, parts: Sequence[tuple[Range, Any]]) -> None:
-        """Writes the bytes of ranges, which were allocated, to a shard's sparse copy."""
+    def write(self, chunk: int, shard: int, parts: Sequence[tuple[Range, Any]]) -> None:
+        """Writes a chunk's bytes, whose ranges were allocated, to a shard's sparse copy, and notes that it is there.
+
+        Its lock is held exclusively. CacheLostError: the copy was removed meanwhile; it is not there.
+        """
         with self.opened(shard) as fd:
             for (begin, _), data in parts:
                 write_at(fd, data, begin)
+            self.complete(chunk, digest_of([data for _, data in parts]))
+            if self.is_lost({shard: fd}):
+                self.forget(chunk)
+                raise CacheLostError(self.path(shard))
 
     def close(self) -> None:
         """Ends the locks of this process."""
         self.locks.close()
+        self._folder.close()
+        if isinstance(self.records, Records):
+            self.records.close()
 
 
-def keep_in_use(folder: Path) -> ByteLocks | None:
-    """Returns locks that keep a dataset from being removed until they are closed; None: it is gone, or about to."""
-    try:
-        locks = ByteLocks(folder / "locks")
-    except FileNotFoundError:
-        return None
-    if locks.try_shared(_IN_USE) and os.fstat(locks.fd).st_nlink:  # else it was removed before the lock
-        return locks
-    locks.close()
-    return None
+class Records:
+    """The records of chunks in a file of its own, as an array of `RECORD`; what was cut off of it is zeros.
+
+    Args:
+        fd: of the file, which it closes.
+        count: of the records.
+        cache: allocates all of it.
+    """
+
+    def __init__(self, fd: int, count: int, cache: CacheFolder) -> None:
+        self._fd, self._count = fd, count
+        try:
+            cache.allocate_whole(fd, count * RECORD.itemsize)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, which: int | slice) -> Any:
+        first, stop, _ = which.indices(self._count) if isinstance(which, slice) else (which, which + 1, 1)
+        size, offset = max(0, stop - first) * RECORD.itemsize, first * RECORD.itemsize
+        if not isinstance(which, slice):  # most are of one, by a thread that must not wait for the GIL again
+            data = syscalls.read_resident(self._fd, offset, size) or read_bytes(self._fd, size, offset)
+            return np.frombuffer(data.ljust(size, b"\0"), RECORD)[0]
+        return np.frombuffer(read_bytes(self._fd, size, offset).ljust(size, b"\0"), RECORD)
+
+    def __setitem__(self, which: int, record: Any) -> None:
+        write_at(self._fd, np.array([record], RECORD).tobytes(), which * RECORD.itemsize)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
-def forget_all(folder: Path) -> None:
+def leads_to(path: str | Path, fd: int, size: int | None = None) -> bool:
+    """Whether a path leads to an open file, through no link at its end; and that has so many bytes."""
+    there, here = syscalls.identity_at(path), syscalls.identity_of(fd)
+    return there is not None and there[:2] == here[:2] and size in (None, here[2])
+
+
+def forget_all(folder: Folder) -> None:
     """Notes that no chunk of a dataset is there."""
-    with suppress(FileNotFoundError), open(folder / "chunks", "r+b") as file:
+    with suppress(FileNotFoundError), open(folder.open("chunks", os.O_RDWR), "r+b") as file:
         file.write(bytes(os.fstat(file.fileno()).st_size))
 
 

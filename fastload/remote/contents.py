@@ -93,6 +93,7 @@ def list_cache(remote: Remote | None = None) -> CacheContents:
 
     Raises:
         OptionError: CACHE/1 is a link.
+        CacheError: others can write to the cache.
     """
     remote = remote or Remote()
     with _opened(remote) as cache:
@@ -112,6 +113,7 @@ def verify_cache(
 
     Raises:
         OptionError: CACHE/1 is a link, or the URL is not in the cache.
+        CacheError: others can write to the cache.
     """
     with _opened(remote or Remote()) as cache:
         if cache is None:
@@ -133,6 +135,7 @@ def clear_cache(url: str | None = None, remote: Remote | None = None) -> Cleared
 
     Raises:
         OptionError: CACHE/1 is a link, or the URL is not in the cache.
+        CacheError: others can write to the cache.
     """
     with _opened(remote or Remote()) as cache:
         if cache is None:
@@ -156,7 +159,7 @@ def _opened(remote: Remote) -> Iterator[CacheFolder | None]:
     if not root.is_dir():
         yield None
         return
-    with closing(CacheFolder(remote.cache_folder(), remote.limit())) as cache:
+    with closing(CacheFolder(remote.cache_folder(), remote.limit(), others=remote.shared)) as cache:
         yield cache
 
 
@@ -236,7 +239,7 @@ class _Shard:
 
     def run(self) -> None:
         header, data = int(self._table.headers[self._shard]), self._table.data_of(self._shard)
-        if not are_there(self._cached.records[[header]])[0]:
+        if not are_there(self._cached.records[header : header + 1])[0]:
             return  # without it none of its chunks is there
         if not self._cached.locks.try_shared(header):
             self.skipped += 1

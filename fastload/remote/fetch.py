@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import RemoteError
-from fastload.remote.cache import CachedDataset, digest_of
-from fastload.remote.chunks import JOINED_BYTES, ChunkTable, joined_ranges
+from fastload.remote.cache import CachedDataset, CacheLostError, digest_of
+from fastload.remote.chunks import ChunkTable
 from fastload.remote.room import AbsentError, Objects, Room
 from fastload.system.files import read_bytes
 from fastload.system.threads import run_as_batch
@@ -46,7 +46,7 @@ def _end_threads() -> None:
     At its exit, before others wait for threads that wait for chunks; so it is registered after them.
     """
     for fetcher in list(_living):
-        if fetcher.in_use:  # a fork has those of its parent, whose locks may be held for ever there
+        if fetcher._pid == os.getpid():  # a fork has those of its parent, whose locks may be held for ever there
             fetcher.close()
 
 
@@ -60,6 +60,11 @@ def leave_fetching_to_others() -> None:
     """
     global _left_to_others
     _left_to_others = True
+
+
+def fetches_here() -> bool:
+    """Whether this process makes requests itself."""
+    return not _left_to_others
 
 
 @dataclass
@@ -112,7 +117,7 @@ class ChunkFetcher:
         self._announced: deque[int] = deque()
         self._threads: list[threading.Thread] = []
         self._idle = 0
-        self._closed = False
+        self._closed = self._left = False
         self.turn = 0  # how often this stood back for other processes; see `Room.make`
         self._counts = FetchCounts()
         self._fetched_before = np.zeros(table.num_chunks, np.bool_)
@@ -127,6 +132,11 @@ class ChunkFetcher:
         """A copy of the counts."""
         with self._changed:
             return replace(self._counts)
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a thread is about to write to the copies."""
+        return bool(self._fetching)
 
     @property
     def in_use(self) -> bool:
@@ -147,6 +157,8 @@ class ChunkFetcher:
     def _hold(self, chunks: Sequence[int]) -> bool:
         """Holds chunks as `hold`; False: none is held, as others wait for the room of some, and this for theirs."""
         with self._changed:
+            if self._left:
+                raise self._end_error()
             self._want(chunks)
             missing = [chunk for chunk in chunks if chunk not in self._ready and not self._take_if_there(chunk)]
             if not missing:
@@ -162,7 +174,7 @@ class ChunkFetcher:
                     if error := next((self._failed[chunk] for chunk in missing if chunk in self._failed), None):
                         raise error
                     if self._closed:
-                        raise RuntimeError("the dataset was closed while its rows were read")
+                        raise self._end_error()
                     now_there = len(self._ready.intersection(missing))
                     if now_there != there or not self.room.is_short_of(missing):
                         there, patience_s = now_there, time.monotonic() + _STANDS_BACK_S * random.uniform(1.0, 2.0)
@@ -247,12 +259,15 @@ class ChunkFetcher:
 
         Within the lock. Most chunks of later epochs are: no thread is woken for them.
         """
-        if self._closed or chunk in self._fetching or not self._cached.presence(chunk).this_boot:
-            return False
-        if not self._cached.locks.try_shared(chunk):
-            return False
-        if not self._cached.presence(chunk).this_boot:  # before it was locked, it may have been evicted
-            self._cached.locks.unlock(chunk)
+        try:
+            if self._closed or chunk in self._fetching or not self._cached.presence(chunk).this_boot:
+                return False
+            if not self._cached.locks.try_shared(chunk):
+                return False
+            if not self._cached.presence(chunk).this_boot:  # before it was locked, it may have been evicted
+                self._cached.locks.unlock(chunk)
+                return False
+        except CacheLostError:  # the thread that is to fetch it finds it, too
             return False
         self._ready.add(chunk)
         self._counts.hits += 1
@@ -285,7 +300,7 @@ class ChunkFetcher:
             self._failed.pop(chunk, None)
             if chunk in self._ready:
                 self._ready.discard(chunk)
-                if not self._closed:
+                if not self._closed or self._left:
                     self._cached.locks.unlock(chunk)
         self._take_announced()  # others may be held now
 
@@ -379,9 +394,14 @@ class ChunkFetcher:
                 locks.unlock(chunk)  # two processes may want to fetch it, and each hinder the other
             elif not fetch:
                 raise AbsentError
+            if self._cached.is_lost({}):  # others fetch it into what is made anew
+                raise CacheLostError(self._cached.folder)
             time.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        raise RuntimeError("the dataset was closed")
+        raise self._end_error()
+
+    def _end_error(self) -> Exception:
+        return CacheLostError(self._cached.folder) if self._left else RuntimeError("the dataset was closed")
 
     def _is_there(self, chunk: int) -> bool:
         """Whether a chunk that is locked can be used; one of an earlier boot of the machine is compared first."""
@@ -410,19 +430,12 @@ class ChunkFetcher:
                 with self._header(chunk.shard):
                     ranges = self._objects.ranges(chunk, self._cached)
             self.room.make(number, chunk.shard, ranges)
-            parts = []
             try:
-                for first, last in joined_ranges(ranges, JOINED_BYTES):
-                    data = self._objects.fetch(chunk.shard, first, last)
-                    mine = [(begin, end) for begin, end in ranges if first <= begin < last]
-                    parts += [((begin, end), data[begin - first : end - first]) for begin, end in mine]
-                with self._header(chunk.shard):
-                    self._objects.check(chunk, parts, self._cached)
+                parts = self._objects.fetch_chunk(chunk, ranges, self._cached, lambda: self._header(chunk.shard))
             except BaseException:
                 self.room.give_back(number)
                 raise
-        self._cached.write(chunk.shard, parts)
-        self._cached.complete(number, digest_of([data for _, data in parts]))
+        self._cached.write(number, chunk.shard, parts)
         with self._changed:
             self._counts.chunks += 1
             self._counts.again += bool(self._fetched_before[number])
@@ -509,6 +522,19 @@ class ChunkFetcher:
         """Within it the header of a shard is in the cache; LookupError where it is not."""
         with self._header(shard, fetch=False):
             yield
+
+    def leave(self) -> None:
+        """Ends what is under way, as another fetcher takes this one's place; whoever waits gets CacheLostError.
+
+        What threads hold they keep until they release it.
+        """
+        with self._changed:
+            self._closed = self._left = True
+            for chunk in self._ready - self._held.keys():
+                self._ready.discard(chunk)
+                self._cached.locks.unlock(chunk)
+            self._changed.notify_all()
+            self._work_to_do.notify_all()
 
     def close(self) -> None:
         """Ends the threads, each with the chunk that it is at, and all locks of this process."""

@@ -12,11 +12,13 @@ from typing import Any
 
 import h5py
 import numpy as np
+import xxhash
 
 from fastload.errors import FastloadError, FormatError
-from fastload.format.header import Field, PackedFile, open_hdf5, read_header
+from fastload.format.header import Field, PackedFile, check_header, open_hdf5, read_header
 from fastload.format.ragged import RaggedExtent
 from fastload.format.shards import Shards
+from fastload.remote.agreement import agreed
 from fastload.remote.chunks import TAIL_BYTES, Range, extent_of, is_large, joined_ranges, without
 from fastload.remote.client import Client
 from fastload.remote.memory import sparse_memory
@@ -43,21 +45,56 @@ def fetch_header(client: Client, key: str, size: int, etag: str | None, path: Pa
 def fetch_into_memory(client: Client, key: str, size: int, etag: str | None) -> tuple[int, list[Range]]:
     """Returns a file in memory with all but the large fields of an object, to be closed, and the ranges of these.
 
-    Pixels that come along are no part of them: on a disk they would take room that nobody has accounted for.
+    Pixels that come along are no part of them: on a disk they would take room that nobody has accounted for. Where the
+    header does not fit its digest, all of it is asked for again.
     """
+    url = client.url_of(key)
+    opened = list[int]()
 
-    def fetch(begin: int, end: int) -> Any:
-        return client.read(key, begin, end, etag=etag)
+    def fetch(anew: bool) -> tuple[int, list[Range], Exception | None, int]:
+        digest, memory = xxhash.xxh3_64(), sparse_memory(size)
+        opened.append(memory)
 
-    there = [(0, size)] if size <= _WHOLE_BYTES else [(0, 4096), (size - TAIL_BYTES, size)]
-    memory = sparse_memory(size)
+        def read(begin: int, end: int) -> Any:
+            data, _ = client.read_range(key, begin, end, etag=etag, anew=anew)
+            digest.update(data)
+            return data
+
+        there = [(0, size)] if size <= _WHOLE_BYTES else [(0, 4096), (size - TAIL_BYTES, size)]
+        for begin, end in there if size else ():
+            write_at(memory, read(begin, end), begin)
+        try:
+            return memory, look_for_header(url, memory, there, read), None, digest.intdigest()
+        except FormatError as exc:
+            return memory, [], exc.with_traceback(None), digest.intdigest()
+
     try:
-        for begin, end in there:
-            write_at(memory, fetch(begin, end), begin)
-        return memory, look_for_header(client.url_of(key), memory, there, fetch)
+        (memory, ranges, problem, _), _ = agreed(
+            url, url, fetch, lambda found: found[2] or header_problem(found[0]), lambda found: found[3]
+        )
+        if problem is not None:
+            raise problem
     except BaseException:
-        os.close(memory)
+        for fd in opened:
+            os.close(fd)
         raise
+    for fd in opened:
+        if fd != memory:
+            os.close(fd)
+    return memory, ranges
+
+
+def header_problem(memory: int) -> Exception | None:
+    """Returns what is wrong with the header of a packed file or index in memory; None: it fits its digest."""
+    path = Path(f"/proc/self/fd/{memory}")
+    try:
+        file = read_header(path)
+        if file.shards is None:
+            with open_hdf5(path) as hdf5:
+                check_header(file, hdf5)
+    except (FastloadError, OSError, RuntimeError, KeyError, ValueError, TypeError) as exc:
+        return exc.with_traceback(None)
+    return None
 
 
 def copy_ranges(source: int, target: int, ranges: Sequence[Range]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import threading
+import tempfile
 from pathlib import Path
 
 from fastload.remote.cache import VERSION
@@ -33,6 +33,8 @@ class Meta:
         """Adds objects of a URL, in the place of those of these names; within the cache's `locked`."""
         urls = self.read()
         urls[url] = urls.get(url, {}) | objects
-        part = self._path.with_name(f".meta-{os.getpid()}-{threading.get_ident()}")
-        part.write_text(json.dumps({"version": VERSION, "urls": urls}))
+        fd, part = tempfile.mkstemp(prefix=".meta-", dir=self._path.parent)  # a new file, through no link
+        with open(fd, "w") as file:
+            file.write(json.dumps({"version": VERSION, "urls": urls}))
+            os.fchmod(fd, os.stat(self._path.parent).st_mode & 0o666)  # others may share the cache
         os.replace(part, self._path)

@@ -6,6 +6,7 @@ The header is that of an index in the cache of this machine, of one shard where 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import time
 from collections.abc import Sequence
@@ -18,12 +19,13 @@ import xxhash
 from fastload.errors import CacheError, FormatError, MissingFileError, OptionError
 from fastload.format.header import PackedFile, read_header
 from fastload.remote.byte_locks import ByteLocks
-from fastload.remote.cache import CacheFolder, check_names, forget_all, keep_in_use
+from fastload.remote.cache import CacheFolder, CacheLostError, check_names, forget_all
 from fastload.remote.chunks import Range
 from fastload.remote.client import Client, open_client
 from fastload.remote.headers import as_index, copy_ranges, fetch_into_memory, sparse_file
 from fastload.remote.meta import Meta
 from fastload.remote.options import Remote, shown
+from fastload.remote.own_files import Folder
 from fastload.remote.room import evict_elsewhere
 from fastload.remote.shards import RemoteShards
 
@@ -47,46 +49,53 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
     if not name:
         raise OptionError(f"{shown(url)}: ends with a slash, which no object's name does. Give that of a packed file.")
     check_names(shown(url), [name])
-    info = client.head(key)
-    cache = CacheFolder(remote.cache_folder(), remote.limit())
+    make = functools.partial(_kept, client, key, shown(url), remote)
+    in_use, found = make()
+    with closing(in_use):
+        if found.shards is not None:
+            check_names(shown(url), [name, *found.shards.names])
+        else:
+            found = as_index(found)
+        file = replace(found, identity=found.identity._replace(mtime_ns=-1))
+        shards = RemoteShards(url, remote, file, client, folder_key, make)
+    shards.note_header()
+    object.__setattr__(file, "remote", shards)
+    return file
+
+
+def _kept(client: Client, key: str, url: str, remote: Remote) -> tuple[ByteLocks, PackedFile]:
+    """Returns what keeps the dataset of a URL in the cache in use, and its header; it is made where it is not there.
+
+    Of a cache that others may write to, the header is one that was fetched now.
+    """
+    name, info = key[key.rfind("/") + 1 :], client.head(key)
     deadline_s, pause_s = time.monotonic() + remote.give_up_after, _FIRST_PAUSE_S
     while True:
-        try:
-            folder = _known(cache, shown(url), name, info.num_bytes, info.etag)
-            used = (_use(folder / name) if folder is not None else None) or _fetch_index(
-                cache, client, key, shown(url), info.num_bytes, info.etag
-            )
-        except OSError as exc:
-            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise CacheError(
-                f"{cache.root.parent}: the disk is full, there is no room for the header of {shown(url)}. Make room "
-                f"there (`fastload cache clear` removes what no job uses), or name another folder: Remote(cache=...)."
-            ) from exc
+        with closing(CacheFolder(remote.cache_folder(), remote.limit(), others=remote.shared)) as cache:
+            try:
+                folder = None if remote.shared else _known(cache, url, name, info.num_bytes, info.etag)
+                used = (_use(cache, folder / name) if folder is not None else None) or _fetch_index(
+                    cache, client, key, url, info.num_bytes, info.etag
+                )
+            except CacheLostError:  # somebody removes it all
+                used = None
+            except OSError as exc:
+                if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                raise CacheError(
+                    f"{cache.root.parent}: the disk is full, there is no room for the header of {url}. Make room "
+                    f"there (`fastload cache clear` removes what no job uses), or name another folder: "
+                    f"Remote(cache=...)."
+                ) from exc
         if used is not None:
-            break
+            return used
         if time.monotonic() > deadline_s:
             raise CacheError(
-                f"{cache.root.parent}: the copy of {shown(url)} there is damaged, and another process uses it. End "
-                f"that process, or name another folder: Remote(cache=...)."
+                f"{cache.root.parent}: the copy of {url} there is damaged, and another process uses it. End that "
+                f"process, or name another folder: Remote(cache=...)."
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    in_use, found = used
-    cache.close()
-    try:
-        if not (is_index := found.shards is not None):
-            found = as_index(found)
-        elif found.shards is not None:
-            check_names(shown(url), [name, *found.shards.names])
-        file = replace(found, identity=found.identity._replace(mtime_ns=-1))
-        shards = RemoteShards(url, remote, file, client, folder_key)
-    finally:
-        in_use.close()
-    if not is_index:
-        shards.note_header()
-    object.__setattr__(file, "remote", shards)
-    return file
 
 
 def _known(cache: CacheFolder, url: str, name: str, size: int, etag: str | None) -> Path | None:
@@ -94,17 +103,17 @@ def _known(cache: CacheFolder, url: str, name: str, size: int, etag: str | None)
     for folder in cache.datasets():
         if etag is not None and Meta(folder / "meta.json").read().get(url, {}).get(name) == (size, etag):
             with suppress(OSError):
-                os.utime(folder / "meta.json")
+                os.utime(folder / "meta.json", follow_symlinks=False)
                 return folder
     return None
 
 
-def _use(path: Path) -> tuple[ByteLocks, PackedFile] | None:
+def _use(cache: CacheFolder, path: Path) -> tuple[ByteLocks, PackedFile] | None:
     """Returns what keeps a dataset in the cache in use, and its header, that of a file there.
 
     None: another process removes it, or the file is damaged, or its header was evicted.
     """
-    if (in_use := keep_in_use(path.parent)) is None:
+    if (in_use := cache.keep_in_use(path.parent)) is None:
         return None
     with suppress(FormatError, MissingFileError):
         return in_use, read_header(path)
@@ -125,6 +134,7 @@ def _fetch_index(
         with cache.new_dataset() as (new, new_in_use):
             path = new / name
             with sparse_file(path, size) as fd:
+                os.fchmod(fd, os.stat(new).st_mode & 0o666)  # others may share the cache
                 _fill(cache, url, memory, fd, ranges)
             header = read_header(path)
             folder = cache.root / _folder_name(header, name, etag)
@@ -134,16 +144,22 @@ def _fetch_index(
                     os.rename(new, folder)
                 except OSError:  # another process was first, it lies at another URL, too, or its copy is damaged
                     new_in_use.close()
-                    if folder.is_dir():
+                    if not cache.is_usable(folder):
+                        cache.remove(folder)
+                        os.rename(new, folder)
+                    else:
                         Meta(folder / "meta.json").add(url, {name: (size, etag)})
                         if not (folder / name).exists() or (folder / name).stat().st_size != size:
                             if header.shards is None:  # its chunks are gone with it
-                                forget_all(folder)
+                                with closing(Folder(folder, shared=cache.others)) as opened:
+                                    forget_all(opened)
                             os.replace(path, folder / name)
                 cache.count()
-            if (used := _use(folder / name)) is None:
+            if (used := _use(cache, folder / name)) is None:
                 _repair(cache, url, memory, folder / name, ranges)
-                used = _use(folder / name)
+                used = _use(cache, folder / name)
+            if used is not None and cache.others:
+                used = used[0], replace(header, path=used[1].path, identity=used[1].identity)
             return used
     finally:
         os.close(memory)
@@ -172,11 +188,11 @@ def _fill(cache: CacheFolder, url: str, memory: int, fd: int, ranges: Sequence[R
 
 def _repair(cache: CacheFolder, url: str, memory: int, path: Path, ranges: Sequence[Range]) -> None:
     """Writes the header of a file into its copy again, unless another process uses that, or it is gone."""
-    if (locks := keep_in_use(path.parent)) is None:
+    if (locks := cache.keep_in_use(path.parent)) is None:
         return
-    with closing(locks):
+    with closing(locks), closing(Folder(path.parent, shared=cache.others)) as folder:
         if locks.try_exclusive(_HEADER):
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = folder.open(path.name, os.O_RDWR)
             try:
                 _fill(cache, url, memory, fd, ranges)
             finally:

@@ -29,6 +29,8 @@ class Remote:
         timeout: seconds after which one request has failed, its body included, and is sent again.
         give_up_after: seconds for which a request is repeated, counted from its first failure.
         check: whether what arrives is compared with its digests.
+        shared: whether others than this user may write to the cache, as all of a group. Then each row is compared with
+            its digest each time that it is read. Else such a folder is refused.
 
     Raises:
         OptionError: a value is not one of these; the message lists what is accepted.
@@ -40,6 +42,7 @@ class Remote:
     timeout: float = 30.0
     give_up_after: float = 300.0
     check: bool = True
+    shared: bool = False
 
     def __post_init__(self) -> None:
         folder: object = self.cache
@@ -54,8 +57,11 @@ class Remote:
             is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if not is_number or value < 0 or (name == "timeout" and value == 0):
                 raise OptionError(f"{name}={value!r}: give seconds, a number, {least}")
-        if not isinstance(self.check, bool):
-            raise OptionError(f"check={self.check!r}: give True or False")
+        for name in ("check", "shared"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise OptionError(f"{name}={value!r}: give True or False")
+        if self.shared and not self.check:
+            raise OptionError("shared=True and check=False: what others may have written is always compared")
 
     def cache_folder(self) -> Path:
         """Returns the folder of the cache; it need not exist yet."""

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import CacheError
-from fastload.remote.cache import CachedDataset, CacheFolder, DiskFullError
+from fastload.remote.cache import CachedDataset, CacheFolder, CacheLostError, DiskFullError
 from fastload.remote.chunks import Chunk, ChunkTable, Range
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
@@ -52,12 +52,17 @@ class Objects(Protocol):
         """Returns where a chunk lies in its shard if the index says it; else []."""
         ...
 
-    def fetch(self, shard: int, begin: int, end: int) -> Any:
-        """Returns bytes of a shard."""
-        ...
+    def fetch_chunk(
+        self,
+        chunk: Chunk,
+        ranges: Sequence[Range],
+        cached: CachedDataset,
+        header_there: Callable[[], AbstractContextManager[None]],
+    ) -> list[tuple[Range, Any]]:
+        """Returns the bytes of a chunk's ranges. Raises DamagedRowError if they are not what was packed.
 
-    def check(self, chunk: Chunk, parts: Sequence[tuple[Range, Any]], cached: CachedDataset) -> None:
-        """Raises DamagedRowError if bytes that were fetched are not what was packed."""
+        Within `header_there` the header of the shard is in the cache.
+        """
         ...
 
     def fetch_header(self, shard: int) -> list[tuple[Range, Any]]:
@@ -199,7 +204,9 @@ class Room:
     def evict_for_another(self) -> bool:
         """Evicts one chunk that nobody uses, if this process may."""
         # Not those of the process that this one is a fork of, whose locks they have.
-        return self._claims.in_use and self.evict_own()
+        with suppress(CacheLostError):
+            return self._claims.in_use and self.evict_own()
+        return False
 
     def _evict_unless_used(self, victim: int, *, announced: bool) -> bool:
         """Evicts a chunk that neither this process nor another one holds; one that only waits to be held may go."""

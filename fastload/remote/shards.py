@@ -6,21 +6,37 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import h5py
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from fastload.errors import DamagedRowError, FastloadError, RemoteError, ReplacedError
+from fastload.errors import (
+    CacheError,
+    DamagedRowError,
+    FastloadError,
+    FormatError,
+    MissingFileError,
+    RemoteError,
+    ReplacedError,
+)
+from fastload.format.digests import header_digest
 from fastload.format.header import PackedFile, open_hdf5
 from fastload.format.shards import Shards
+from fastload.remote.agreement import agreed, note
 from fastload.remote.backend import ObjectInfo
-from fastload.remote.cache import OWN_FILES, CachedDataset, CacheFolder, check_room, digest_of
+from fastload.remote.byte_locks import ByteLocks
+from fastload.remote.cache import OWN_FILES, CachedDataset, CacheFolder, CacheLostError, check_room, digest_of
 from fastload.remote.chunks import (
+    JOINED_BYTES,
     Chunk,
     ChunkTable,
     Range,
@@ -29,8 +45,8 @@ from fastload.remote.chunks import (
     likely_header,
 )
 from fastload.remote.client import Client, ShortObjectError
-from fastload.remote.fetch import ChunkFetcher
-from fastload.remote.headers import header_ranges, look_for_header
+from fastload.remote.fetch import ChunkFetcher, fetches_here
+from fastload.remote.headers import header_problem, header_ranges, look_for_header
 from fastload.remote.memory import MemoryDataset, MemoryFolder, sparse_memory
 from fastload.remote.meta import Meta
 from fastload.remote.options import Remote, shown
@@ -52,10 +68,23 @@ class RemoteShards:
         table: of the chunks of all shards.
     """
 
-    def __init__(self, url: str, remote: Remote, file: PackedFile, client: Client, folder_key: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        remote: Remote,
+        file: PackedFile,
+        client: Client,
+        folder_key: str,
+        make: Callable[[], tuple[ByteLocks, PackedFile]],
+    ) -> None:
         self.url = shown(url)
         self.remote, self._file, self._client = remote, file, client
         self._folder_key = folder_key  # of the objects' folder in the bucket
+        self._make = make  # the dataset in the cache, which is then in use
+        # Chunks that were written again, and those that are damaged in the object itself.
+        self._repairing, self._repaired, self._unrepaired = threading.Lock(), set[int](), set[int]()
+        self._damaged_headers = set[int]()  # shards whose header is
+        self._said_lost = False
         self.table = ChunkTable(file)
         self.ranks = 1  # of this machine, that share the cache
         self.lets_damage_pass = False  # whether rows are compared by the reader only, not when their chunk comes
@@ -71,7 +100,7 @@ class RemoteShards:
     def _open(self) -> None:
         shards = self._file.shards
         assert shards is not None, "an index"
-        self._cache = CacheFolder(self.remote.cache_folder(), self.remote.limit())
+        self._cache = CacheFolder(self.remote.cache_folder(), self.remote.limit(), others=self.remote.shared)
         folder = self._file.path.parent
         self._cached = CachedDataset(
             self._cache, folder, shards.names, shards.num_bytes, self.table.headers, self.table.num_chunks
@@ -80,6 +109,69 @@ class RemoteShards:
         self._etags.update({name: etag for name, (_, etag) in self._meta.read().get(self.url, {}).items()})
         self._of_earlier_runs = set(self._etags) - {self._file.path.name}  # whose ETag was asked for now
         self.fetcher = self._new_fetcher(max(1, self.fitting))
+
+    def is_lost(self, copies: Mapping[int, int] = MappingProxyType({})) -> bool:
+        """Whether somebody removed the dataset from the cache, or copies of shards, or cut them off.
+
+        `copies`: descriptors of those that are open for reading.
+        """
+        return self._cached.is_lost(copies)
+
+    def has_lost_header(self, shard: int) -> bool:
+        """Whether the header of a shard, which is held and cannot be read, is no longer in its copy.
+
+        Where this process cannot ask for it again, it is not: what came was compared with its digest.
+        """
+        return not fetches_here() or not self._cached.presence(int(self.table.headers[shard])).complete
+
+    def open_anew(self, lost: ChunkFetcher) -> None:
+        """Makes the dataset in the cache anew, in the place of what a fetcher is for, and has chunks fetched again.
+
+        Files of it were removed or cut off. Who reads from those that are open may go on with them.
+
+        Raises:
+            ReplacedError: the object is another one now.
+            CacheError: somebody removes what is made again and again.
+        """
+        with self._lock:
+            if self.fetcher is not lost or self.in_memory:
+                return
+            if not self._said_lost:
+                self._said_lost = True
+                _log.warning(
+                    "%s: files of the cache %s were removed or cut off while in use: what was there is fetched again.",
+                    self.url, self._cache.root.parent,
+                )  # fmt: skip
+            lost.leave()
+            self._earlier.append(lost)
+            self._disks.append(self._cache)
+            self._cache.remove_lost(self._cached.folder, self._cached.locks)
+            needed, most_held = lost.room.needed, lost.most_held
+            self._make_dataset()
+            self.fetcher.room.needed, self.fetcher.most_held = needed, most_held
+
+    def _make_dataset(self) -> None:
+        deadline_s, pause_s = time.monotonic() + self.remote.give_up_after, 0.01
+        while True:
+            try:
+                if not fetches_here():  # the training process makes it
+                    return self._open()
+                in_use, found = self._make()
+                with closing(in_use):
+                    if (found.header_digest, found.path) != (self._file.header_digest, self._file.path):
+                        raise ReplacedError(f"{self.url}: the object was replaced while in use. Open it again.")
+                    self._open()
+                return self.note_header()
+            except OSError as exc:  # it is not there, or was removed again
+                if isinstance(exc, FastloadError):
+                    raise
+                if time.monotonic() > deadline_s:
+                    raise CacheError(
+                        f"{self.remote.cache_folder()}: the cache is removed again and again while it is used. End "
+                        f"what does that, or name another folder: Remote(cache=...), FASTLOAD_CACHE."
+                    ) from exc
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
 
     def leave_disk(self) -> None:
         """Has chunks fetched into memory from now on, as the disk of the cache is full; a warning says so."""
@@ -162,7 +254,10 @@ class RemoteShards:
             with self._lock:
                 if self._pid != os.getpid():
                     self._asking = {}
-                    self._open()
+                    try:
+                        self._open()
+                    except FileNotFoundError:  # it is gone: the parent makes it anew
+                        self._make_dataset()
                     self._pid = os.getpid()
         return self.fetcher
 
@@ -194,7 +289,25 @@ class RemoteShards:
 
     def holding_header(self, shard: int) -> AbstractContextManager[None]:
         """Returns a context within which the header of a shard is in its sparse copy."""
-        return self.current().holding([int(self.table.headers[shard])])
+        return self._holding([int(self.table.headers[shard])])
+
+    @contextmanager
+    def _holding(self, chunks: list[int]) -> Iterator[None]:
+        """Within it these chunks are there, in the files that their names lead to as it begins."""
+        while True:
+            fetcher = self.current()
+            if self.is_lost():
+                self.open_anew(fetcher)
+                continue
+            try:
+                fetcher.hold(chunks)
+                break
+            except CacheLostError:
+                self.open_anew(fetcher)
+        try:
+            yield
+        finally:
+            fetcher.release(chunks)
 
     def holding_rows(self, shard: int, name: str, first: int, stop: int) -> AbstractContextManager[None]:
         """Returns a context within which rows of a field that is not ragged are in the sparse copy of a shard."""
@@ -202,10 +315,12 @@ class RemoteShards:
         if name in self.table.rows and first < stop:
             begin, last = self.table.of_rows(name, np.full(2, shard), np.array([first, stop - 1])).tolist()
             chunks += range(begin, last + 1)
-        return self.current().holding(chunks)
+        return self._holding(chunks)
 
     def note_header(self) -> None:
-        """Notes that the header of the only shard is in its sparse copy, where it was looked at."""
+        """Notes of a file that is no index that its header is in its sparse copy, where it was looked at."""
+        if self._file.path.name not in self._shards.names:
+            return
         locks, header = self._cached.locks, int(self.table.headers[0])
         if self._cached.presence(header).complete or not locks.try_exclusive(header):
             return
@@ -288,16 +403,29 @@ class RemoteShards:
     def _layout(self, shard: int, cached: CachedDataset) -> ShardLayout:
         found = self._layouts.get(shard)
         if found is None:
-            with open_hdf5(cached.path(shard)) as hdf5:
+            with self._open_header(shard, cached) as hdf5:
                 found = self._layouts[shard] = ShardLayout(hdf5, self.table, shard)
         return found
 
-    def fetch(self, shard: int, begin: int, end: int) -> Any:
+    @contextmanager
+    def _open_header(self, shard: int, cached: CachedDataset) -> Iterator[h5py.File]:
+        """Yields the copy of a shard, whose header is held and could be read when it came.
+
+        CacheLostError: it cannot be any more.
+        """
+        try:
+            opened = open_hdf5(cached.path(shard))
+        except (FormatError, MissingFileError) as exc:
+            raise CacheLostError(cached.path(shard)) from exc
+        with opened as hdf5:
+            yield hdf5
+
+    def fetch(self, shard: int, begin: int, end: int, *, anew: bool = False) -> Any:
         """Returns bytes of a shard, uint8. Its first answers, of several threads maybe, also say its ETag."""
         name = self._shards.names[shard]
         key, etag = self._key(name), self._etags.get(name)
         try:
-            data, info = self._client.read_range(key, begin, end, etag=etag)
+            data, info = self._client.read_range(key, begin, end, etag=etag, anew=anew)
         except ReplacedError:
             if etag is None or not self._copied_anew(shard, etag):
                 raise
@@ -316,7 +444,45 @@ class RemoteShards:
 
     def fetch_header(self, shard: int) -> list[tuple[Range, Any]]:
         """Returns the parts of a shard that hold all but the chunks of its large fields."""
-        return self._header_by(shard, lambda begin, end: self.fetch(shard, begin, end))
+        url = self.url_of(shard)
+        (parts, problem, _), wrong = agreed(
+            url,
+            self.url,
+            lambda anew: self._header_answer(shard, anew),
+            lambda found: found[1] or self._header_problem(shard, found[0]),
+            lambda found: found[2],
+        )
+        if problem is not None:
+            raise problem
+        if wrong is not None:
+            self._damaged_headers.add(shard)
+        return parts
+
+    def _header_answer(self, shard: int, anew: bool) -> tuple[list[tuple[Range, Any]], Exception | None, int]:
+        """Returns the parts of a shard's header, or what is wrong with them; and a digest of all that came."""
+        digest = xxhash.xxh3_64()
+
+        def read(begin: int, end: int) -> Any:
+            data = self.fetch(shard, begin, end, anew=anew)
+            digest.update(data)
+            return data
+
+        try:
+            return self._header_by(shard, read), None, digest.intdigest()
+        except FormatError as exc:
+            return [], exc.with_traceback(None), digest.intdigest()
+
+    def _header_problem(self, shard: int, parts: Sequence[tuple[Range, Any]]) -> Exception | None:
+        """Returns what is wrong with the parts of a shard's header, if something may have changed on the way."""
+        if not self.remote.check:
+            return None
+        fd = sparse_memory(int(self._shards.num_bytes[shard]))
+        try:
+            for (begin, _), data in parts:
+                write_at(fd, data, begin)
+            return header_problem(fd)
+        finally:
+            os.close(fd)
 
     def _header_by(self, shard: int, fetch: Callable[[int, int], Any]) -> list[tuple[Range, Any]]:
         ranges = likely_header(self._file, shard)
@@ -336,17 +502,55 @@ class RemoteShards:
         finally:
             os.close(fd)
 
-    def check(self, chunk: Chunk, parts: Sequence[tuple[Range, Any]], cached: CachedDataset) -> None:
-        """Raises DamagedRowError if rows are not what was packed.
+    def fetch_chunk(
+        self,
+        chunk: Chunk,
+        ranges: Sequence[Range],
+        cached: CachedDataset,
+        header_there: Callable[[], AbstractContextManager[None]],
+    ) -> list[tuple[Range, Any]]:
+        """Returns the bytes of a chunk's ranges. Raises DamagedRowError if they are not what was packed."""
 
-        Those of images that a digest is of alone: where there are masks, it is of both, and where HDF5 compressed the
-        chunks, of what is decoded; such rows are compared when they are read, by `PackedDataset(check=...)`.
+        def fetch(anew: bool) -> list[tuple[Range, Any]]:
+            return self._parts(chunk.shard, ranges, anew=anew)
+
+        def problem(parts: list[tuple[Range, Any]]) -> Exception | None:
+            with header_there():
+                return self._problem(chunk, parts, cached)
+
+        parts, wrong = agreed(
+            self.url_of(chunk.shard), self.url, fetch, problem, lambda parts: digest_of([data for _, data in parts])
+        )
+        if wrong is not None and not self.lets_damage_pass:
+            raise wrong
+        return parts
+
+    def _parts(self, shard: int, ranges: Sequence[Range], *, anew: bool) -> list[tuple[Range, Any]]:
+        """Returns the bytes of ranges of a shard, those that are near one another by one request."""
+        parts = list[tuple[Range, Any]]()
+        for first, last in joined_ranges(ranges, JOINED_BYTES):
+            data = self.fetch(shard, first, last, anew=anew)
+            mine = [(begin, end) for begin, end in ranges if first <= begin < last]
+            parts += [((begin, end), data[begin - first : end - first]) for begin, end in mine]
+        return parts
+
+    def _compares(self, chunk: Chunk) -> bool:
+        """Whether a chunk is compared with the digests of its rows when it comes.
+
+        It is one of images that a digest is of alone: where there are masks, it is of both, and where HDF5 compressed
+        the chunks, of what is decoded; such rows are compared when they are read, by `PackedDataset(check=...)`.
         """
+        field = self._file.fields[chunk.field]
+        plain = chunk.field == "images" and (field.in_shards or field.ragged is not None)
+        return plain and self.remote.check and "masks" not in self._file.fields and self._file.version is not None
+
+    def _problem(
+        self, chunk: Chunk, parts: Sequence[tuple[Range, Any]], cached: CachedDataset
+    ) -> DamagedRowError | None:
+        """Returns what is wrong with rows of a chunk, as far as it is compared; the shard's header is there."""
+        if not self._compares(chunk):
+            return None
         images, layout = self._file.fields[chunk.field], self._layout(chunk.shard, cached)
-        plain = images.in_shards or images.ragged is not None
-        alone = chunk.field == "images" and "masks" not in self._file.fields and plain
-        if not (self.remote.check and alone and self._file.version is not None) or self.lets_damage_pass:
-            return
         (((begin, _), data),) = parts
         with cached.opened(chunk.shard) as fd:
             if images.ragged is None:
@@ -354,17 +558,20 @@ class RemoteShards:
             else:
                 num_rows, begin = int(self._shards.num_rows[chunk.shard]), chunk.number * images.ragged.chunk_bytes
                 wrong = wrong_encoded_rows(layout, fd, images, num_rows, begin, data)
-        if len(wrong):
-            row = int(wrong[0])
-            with open_hdf5(cached.path(chunk.shard)) as hdf5:
-                name = text_of(bytes(hdf5["key"][row]))
-            more = f" (and {len(wrong) - 1} more rows of its chunk)" if len(wrong) > 1 else ""
-            there, here = self._shards.rows_of(chunk.shard)
-            raise DamagedRowError(
-                f"{self.url_of(chunk.shard)}: sample {name!r} (row {row}): its `images` is not what was packed: the "
-                f"digest differs{more}. The object itself is damaged: copy the shard there again.",
-                tuple(here[np.isin(there, wrong)].tolist()),
-            )
+        if not len(wrong):
+            return None
+        row = int(wrong[0])
+        with self._open_header(chunk.shard, cached) as hdf5:
+            if chunk.shard not in self._damaged_headers and header_digest(hdf5) != self._shards.digests[chunk.shard]:
+                raise CacheLostError(cached.path(chunk.shard))
+            name = text_of(bytes(hdf5["key"][row]))
+        more = f" (and {len(wrong) - 1} more rows of its chunk)" if len(wrong) > 1 else ""
+        there, here = self._shards.rows_of(chunk.shard)
+        return DamagedRowError(
+            f"{self.url_of(chunk.shard)}: sample {name!r} (row {row}): its `images` is not what was packed: the "
+            f"digest differs{more}, and it came so twice. The object itself is damaged: copy the shard there again.",
+            tuple(here[np.isin(there, wrong)].tolist()),
+        )
 
     @property
     def _shards(self) -> Shards:
@@ -373,6 +580,41 @@ class RemoteShards:
 
     def _key(self, name: str) -> str:
         return f"{self._folder_key}{name}"
+
+    def repaired(self, chunks: Sequence[int]) -> bool:
+        """Fetches chunks that are there again, from another connection; returns whether any of them was another one.
+
+        Bytes that differ are written, so that each chunk is what came last: rows of it were not what was packed. One
+        that came the same is not asked for again.
+        """
+        with self._repairing:
+            found = [self._is_repaired(number) for number in chunks]
+        if any(found):
+            note(self.url)
+        return any(found)
+
+    def _is_repaired(self, number: int) -> bool:
+        chunk = self.table.chunk(number)
+        if number in self._unrepaired or not self.remote.check or not fetches_here():
+            return False
+        if not self._cached.presence(number).complete:  # as it came damaged twice
+            return False
+        with self._holding(list({int(self.table.headers[chunk.shard]), number})):
+            ranges = self.ranges(chunk, self._cached)
+            parts = self._parts(chunk.shard, ranges, anew=True)
+            with self._cached.opened(chunk.shard) as fd:
+                if all(read_bytes(fd, end - begin, begin) == bytes(data) for (begin, end), data in parts):
+                    is_others = number in self._repaired  # what this thread could not read, another one has repaired
+                    self._repaired.discard(number)
+                    if not is_others:
+                        self._unrepaired.add(number)
+                    return is_others
+                for (begin, _), data in parts:
+                    write_at(fd, data, begin)
+                self._cached.complete(number, digest_of([data for _, data in parts]))
+        self._layouts.pop(chunk.shard, None)
+        self._repaired.add(number)
+        return True
 
     def _copied_anew(self, shard: int, etag: str | None) -> bool:
         """Whether a shard that is no longer of this ETag, which is of an earlier run, has the same header and digests.

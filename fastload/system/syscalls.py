@@ -18,7 +18,7 @@ from typing import Any
 
 # struct statx: the inode, the size, ctime and mtime, and the device number, skipping the others.
 _STATX, _STATX_BYTES = struct.Struct("=32xQQ48xqI4xqI12xII"), 256
-_AT_EMPTY_PATH, _STATX_BASIC_STATS = 0x1000, 0x7FF
+_AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH, _STATX_BASIC_STATS = -100, 0x100, 0x1000, 0x7FF
 _STATFS_BYTES = 256
 
 # include/uapi/asm-generic/fcntl.h and include/uapi/linux/fcntl.h. The third argument is a long.
@@ -26,15 +26,33 @@ _F_SETSIG, _F_SETLEASE, _F_GETLEASE = 10, 1024, 1025
 _F_RDLCK, _F_UNLCK, _SIGURG, _NO_ARGUMENT = map(ctypes.c_long, (fcntl.F_RDLCK, fcntl.F_UNLCK, signal.SIGURG, 0))
 
 
-def identity_of(fd: int) -> tuple[int, int, int, int, int]:
+Identity = tuple[int, int, int, int, int]
+
+
+def identity_of(fd: int) -> Identity:
     """Returns (device, inode, size in bytes, mtime in ns, ctime in ns) of an open file."""
-    if (statx := _function("statx")) is not None:
-        buffer = ctypes.create_string_buffer(_STATX_BYTES)
-        if statx(fd, b"", _AT_EMPTY_PATH, _STATX_BASIC_STATS, buffer) == 0:
-            inode, size, ctime_s, ctime_ns, mtime_s, mtime_ns, major, minor = _STATX.unpack_from(buffer)
-            device, s = os.makedev(major, minor), 10**9
-            return device, inode, size, mtime_s * s + mtime_ns, ctime_s * s + ctime_ns
-    stat = os.fstat(fd)
+    return _identity(fd, b"", _AT_EMPTY_PATH) or _of_stat(os.fstat(fd))
+
+
+def identity_at(path: str | os.PathLike[str]) -> Identity | None:
+    """Returns the same of what a path names, itself where that is a link; None: nothing."""
+    try:
+        return _identity(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW) or _of_stat(os.lstat(path))
+    except OSError:
+        return None
+
+
+def _identity(folder: int, path: bytes, flags: int) -> Identity | None:
+    if (statx := _function("statx")) is None:
+        return None
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
+    if statx(folder, path, flags, _STATX_BASIC_STATS, buffer):
+        return None
+    inode, size, ctime_s, ctime_ns, mtime_s, mtime_ns, major, minor = _STATX.unpack_from(buffer)
+    return os.makedev(major, minor), inode, size, mtime_s * 10**9 + mtime_ns, ctime_s * 10**9 + ctime_ns
+
+
+def _of_stat(stat: os.stat_result) -> Identity:
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 

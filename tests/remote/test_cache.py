@@ -8,7 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -24,11 +24,12 @@ from small_files import write_random
 
 import fastload.remote.cache
 from fastload import PackedDataset
+from fastload.errors import CacheError
 from fastload.format.header import PackedFile, read_header
 from fastload.pack.index import index_files
 from fastload.remote.byte_locks import ByteLocks
-from fastload.remote.cache import CachedDataset, CacheFolder, DiskFullError, boot_number, digest_of, keep_in_use
-from fastload.remote.chunks import Chunk, ChunkTable
+from fastload.remote.cache import CachedDataset, CacheFolder, DiskFullError, boot_number, digest_of
+from fastload.remote.chunks import Chunk, ChunkTable, Range
 from fastload.remote.contents import verify_cache
 from fastload.remote.fetch import ChunkFetcher
 from fastload.remote.headers import header_ranges
@@ -147,18 +148,18 @@ def test_a_dataset_in_use_is_not_removed_and_one_that_is_not_gives_its_blocks_ba
 
 def test_a_dataset_that_is_to_be_used_is_not_removed_in_between(cache):
     folder = dataset_folder(cache)
-    held = keep_in_use(folder)
+    held = cache.keep_in_use(folder)
     assert held is not None
     with cache.locked():
         assert not cache.remove(folder)
     held.close()
-    other = ByteLocks(folder / "locks")
+    other = ByteLocks(os.open(folder / "locks", os.O_RDWR))
     assert other.try_exclusive(2**62)  # as who removes it has
-    assert keep_in_use(folder) is None
+    assert cache.keep_in_use(folder) is None
     other.close()
     with cache.locked():
         assert cache.remove(folder)
-    assert keep_in_use(folder) is None
+    assert cache.keep_in_use(folder) is None
 
 
 def test_nothing_outside_the_cache_is_removed(cache, tmp_path):
@@ -187,8 +188,8 @@ def test_a_shard_that_is_a_link_is_not_written_to(cache, tmp_path):
     folder = dataset_folder(cache)
     cached = CachedDataset(cache, folder, ["x.h5"], np.array([100]), np.array([0]), 1)
     (folder / "x.h5").symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError, match="symbolic links"):
-        cached.write(0, [((0, 4), b"evil")])
+    with pytest.raises(CacheError, match=r"x\.h5: is a link.*Remove it, or name another folder"):
+        cached.write(0, 0, [((0, 4), b"evil")])
     assert (tmp_path / "precious").read_bytes() == b"mine"
 
 
@@ -222,6 +223,7 @@ class Files:
         header = read_header(path)
         folder = cache.root / header.header_digest
         folder.mkdir(exist_ok=True)
+        (folder / "locks").touch()
         (folder / path.name).write_bytes(path.read_bytes())
         Meta(folder / "meta.json").add(f"http://host/{path.name}", {path.name: (path.stat().st_size, "etag")})
         self.file: PackedFile = read_header(folder / path.name)
@@ -251,8 +253,8 @@ class Files:
             file.seek(begin)
             return memoryview(file.read(end - begin))
 
-    def check(self, *_: object) -> None:
-        """Nothing is compared."""
+    def fetch_chunk(self, chunk: Chunk, ranges: Sequence[Range], *_: object) -> list[tuple[Range, memoryview]]:
+        return [(one, self.fetch(chunk.shard, *one)) for one in ranges]
 
     def fetch_header(self, shard: int) -> list[tuple[tuple[int, int], memoryview]]:
         return [((begin, end), self.fetch(shard, begin, end)) for begin, end in header_ranges(self.name(shard))]
@@ -400,7 +402,7 @@ def test_a_folder_that_goes_between_its_opening_and_its_lock_is_not_used(cache, 
         return lock(self, byte)
 
     monkeypatch.setattr(ByteLocks, "try_shared", late)
-    assert keep_in_use(folder) is None
+    assert cache.keep_in_use(folder) is None
 
 
 def test_datasets_that_others_remove_meanwhile_are_passed_over(cache, monkeypatch):
@@ -444,12 +446,12 @@ def test_a_chunk_of_an_earlier_boot_is_compared_before_it_is_used(is_whole, cach
     chunks = [*range(files.table.num_chunks)[files.table.data_of(0)][:5]]
     with files.fetcher.holding(chunks):
         pass
-    files.close()
     for chunk in [*chunks, int(files.table.headers[0])]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("fastload.remote.cache.boot_number", lambda: boot_number() ^ 4 | 2)
             files.cached.complete(chunk, int(files.cached.records[chunk]["hash"]))
         assert files.cached.presence(chunk) == (True, False)
+    files.close()
     ((begin, _),) = files.ranges(files.table.chunk(chunks[2]), files.cached)
     if not is_whole:
         with open(files.cached.path(0), "r+b") as copy:

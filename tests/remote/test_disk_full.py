@@ -21,6 +21,7 @@ from fastload import ChunkWindow, FastLoader, PackedDataset
 from fastload.errors import CacheError
 from fastload.read.linear import Read
 from fastload.read.sharded import ShardedReader
+from fastload.remote.cache import DiskFullError
 from fastload.remote.options import Remote
 
 
@@ -103,7 +104,7 @@ def test_a_thread_that_reads_goes_on_while_another_finds_the_disk_full(tmp_path,
     rows, outs, left = np.arange(4), {"images": np.empty((4, 64, 64, 3), np.uint8)}, threading.Event()
 
     def leave() -> None:
-        reader.leave_disk()
+        reader.leave(DiskFullError())
         left.set()
 
     with reader.holding(rows):

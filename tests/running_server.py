@@ -40,7 +40,7 @@ class RangeServer:
 def serving(folder: Path, host: str = "127.0.0.1") -> Iterator[RangeServer]:
     """A server of the files in a folder, in its own process."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(Path(__file__).with_name("range_server.py")), str(folder), "--host", host]
+    command = [sys.executable, str(Path(__file__).parent / "remote" / "range_server.py"), str(folder), "--host", host]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         yield RangeServer(folder, f"http://{host}:{int(process.stdout.readline())}")
