@@ -279,7 +279,7 @@ class _UnpackedReader(RowReader):
 
     def __init__(self, file: PackedFile, survey: Survey, name_of: Any) -> None:
         self.file, self.fd = file, -1
-        self.held = nullcontext()
+        self.held = self.held_sparse = nullcontext()
         self._check, self._sources = None, {}
         self._images = _UnpackedImages(file, survey, name_of)
         self._ragged = {"images": self._images}

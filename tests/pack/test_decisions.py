@@ -186,8 +186,12 @@ def test_what_no_row_can_hold_is_named():
 
 @pytest.mark.parametrize("options", [{}, {"store": "jpeg"}, {"codec": "gzip"}, {"mode": "gray"}])
 def test_what_is_too_large_is_refused_by_name_before_it_is_read(tmp_path, options):
-    with h5py.File(tmp_path / "s.h5", "w") as file:  # of chunks that were never written
-        file.create_dataset("images", (2, 70_000, 70_000, 3), "u1", chunks=(1, 1000, 1000, 3))
+    created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    with h5py.File(tmp_path / "s.h5", "w") as file:  # a hole: its bytes are there, and were never written
+        space = h5py.h5s.create_simple((2, 70_000, 70_000, 3))
+        h5py.h5d.create(file.id, b"images", h5py.h5t.STD_U8LE, space, created)
         file["labels"] = np.zeros(2, np.int64)
     with pytest.raises(SourceError, match=r"2 of 2 images .* 000000, 000001: is .* GiB of pixels, a row holds"):
         pack_images(tmp_path / "s.h5", tmp_path / "o.h5", workers=0, **options)
