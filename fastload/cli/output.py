@@ -71,7 +71,10 @@ def one_line_errors(interrupted: str = "interrupted.") -> Iterator[None]:
 
 
 def as_options(message: str) -> str:
-    """Returns a message of the library with the running command's options in place of Python's arguments."""
+    """Returns a message of the library with the running command's options in place of Python's arguments.
+
+    Those within a call are left, and what stands in a path, as in `label=cat/0.jpg`.
+    """
     context = click.get_current_context(silent=True)
     found = context.command.params if context else []
     options = {each.name: max(each.opts, key=len) for each in found if isinstance(each, click.Option)}
@@ -79,10 +82,13 @@ def as_options(message: str) -> str:
 
     def typed(match: re.Match[str]) -> str:
         name, value = match.groups()
+        if re.search(r"\w\([^()]*$", message[: match.start()]):
+            return match[0]
         return options[name] if value == "True" else f"{options[name]} {value.strip(_QUOTES)}"
 
     names = "|".join(name for name in options if name)
-    return re.sub(rf"\b({names})=('[^']*'|\"[^\"]*\"|[^\s:;)`]*[^\s:;.,)`])", typed, message) if names else message
+    value = r"('[^']*'|\"[^\"]*\"|[^\s:;)`/]*[^\s:;.,)`/])(?![^\s:;.,)`])"
+    return re.sub(rf"(?<![\w/.=-])({names})={value}", typed, message) if names else message
 
 
 def print_error(message: str) -> None:

@@ -29,8 +29,8 @@ from fastload.timing.stopwatch import current
 
 # Rows that a dataset's compression ratio is taken from.
 _RATIO_ROWS = 512
-# Values of a list in a dataset of the user's that are looked at.
-_MOST_PARTS = 1000
+# Values of a list in a dataset of the user's that are looked at, for whether it is one of datasets.
+_FIRST_VALUES = 8
 
 
 def mentions_of(rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -221,19 +221,31 @@ def _makes_many(dataset: Any) -> bool:
     return bool(getattr(dataset, "__getitems__", None))
 
 
-def _identity(dataset: Any) -> str:
-    """Returns what is known of a dataset's content: of a foreign one its type and length."""
+def _identity(dataset: Any, around: frozenset[int] = frozenset()) -> str:
+    """Returns what is known of a dataset's content: of a foreign one its type and length, and of those that it holds.
+
+    `around`: the `id` of each that holds it, which it may know in turn.
+    """
     if isinstance(dataset, PackedDataset):
         return dataset.data_identity()
-    parts = _parts(dataset)
+    around |= {id(dataset)}
+    parts = [_identity(part, around) for part in _parts(dataset) if id(part) not in around]
     if isinstance(dataset, ConcatDataset):
-        return f"({' + '.join(map(_identity, parts))})"
+        return f"({' + '.join(parts)})"
     kind = type(dataset)
-    name = f"{kind.__module__}.{kind.__qualname__}/{len(dataset)}"
+    name = f"{kind.__module__}.{kind.__qualname__}/{_length(dataset)}"
     if isinstance(dataset, Subset):
         indices = positions_of("Subset.indices", dataset.indices)
         name += f"/{hashlib.sha256(indices.tobytes()).hexdigest()[:16]}"
-    return f"{name} of {', '.join(map(_identity, parts))}" if parts else name
+    return f"{name} of {', '.join(parts)}" if parts else name
+
+
+def _length(dataset: Any) -> str:
+    """Returns the length as text; "?" of a dataset that has none, as one that is only iterated."""
+    try:
+        return str(len(dataset))
+    except (TypeError, NotImplementedError):
+        return "?"
 
 
 def _parts(dataset: Any) -> list[Dataset[Any]]:
@@ -241,8 +253,9 @@ def _parts(dataset: Any) -> list[Dataset[Any]]:
     found: list[Dataset[Any]] = []
     for value in getattr(dataset, "__dict__", {}).values():
         several = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-        # Lists of samples may be long, and those of datasets are not.
-        found += [one for one in itertools.islice(several, _MOST_PARTS) if isinstance(one, Dataset)]
+        # Not all of a list of samples, which may be long.
+        if any(isinstance(one, Dataset) for one in itertools.islice(several, _FIRST_VALUES)):
+            found += [one for one in several if isinstance(one, Dataset)]
     return found
 
 

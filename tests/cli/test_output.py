@@ -5,9 +5,11 @@ import warnings
 import click
 import pytest
 
+from fastload.cli import app
 from fastload.cli.output import (
     MAX_NAMED,
     _progress_lines,
+    as_options,
     changes,
     format_seconds,
     in_lines,
@@ -33,6 +35,24 @@ def test_what_is_printed_of_a_text_of_any_length_is_bounded(capsys):
 
     durations = {0.04: "40 ms", 4.24: "4.2 s", 200: "3 min 20 s", 7500: "2 h 5 min"}
     assert {seconds: format_seconds(seconds) for seconds in durations} == durations
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("codec='x' is not known", "--codec x is not known"),
+        ("a.h5: exists; replace it with `--overwrite` (`force=True`).", "a.h5: exists; replace it with `--overwrite`."),
+        ("seed=-1 must be a whole number", "--seed -1 must be a whole number"),
+        ("give overwrite=True.", "give --overwrite."),
+        ("label=cat/0.jpg: cannot be read", None),
+        ("data/label=cat/0.jpg: cannot be read", None),
+        ("take FastLoader(a, seed=3, shuffle='full')", None),
+        ("my_seed=3", None),
+    ],
+)
+def test_arguments_in_messages_are_shown_as_options_but_in_calls_and_paths(message, shown):
+    with click.Context(app.get_command(click.Context(app), "repack")):
+        assert as_options(message) == (shown or message)
 
 
 def test_a_long_message_is_cut_into_lines_behind_sentences_or_words():

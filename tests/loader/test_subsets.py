@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from small_files import write_random
-from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, random_split
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, StackDataset, Subset, random_split
 
 from fastload import FastLoader, PackedDataset
 from fastload.errors import OptionError, StateError
@@ -118,6 +118,23 @@ def test_a_state_of_other_rows_within_is_refused_whatever_is_around_them(path, w
         loader.load_state_dict(state)
     with closing(loader_of(wrap(Subset(Numbers(), [*range(19), 0])))) as loader, pytest.raises(StateError):
         loader.load_state_dict(state)
+
+
+def test_a_state_knows_all_parts_of_many_and_datasets_that_know_each_other_or_have_no_length(path):
+    one, other = (ConcatDataset([Subset(Numbers(), [0])] * 1500 + [Subset(Numbers(), [last])]) for last in (1, 2))
+    with closing(loader_of(one)) as loader:
+        state = loader.state_dict()
+    with closing(loader_of(other)) as loader, pytest.raises(StateError):
+        loader.load_state_dict(state)
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    inner, outer = Wrapper(Numbers()), Wrapper(Numbers())
+    inner.parent, outer.d, outer.stream = outer, inner, Stream()
+    with closing(loader_of(outer)) as loader:
+        loader.load_state_dict(loader.state_dict())
 
 
 @pytest.mark.parametrize("mask", [np.arange(ROWS) % 2 == 0, torch.arange(ROWS) % 2 == 0, [True, False] * (ROWS // 2)])
