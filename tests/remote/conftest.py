@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from running_server import RangeServer, serving
+
+
+@pytest.fixture(scope="session")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns the file of `write_kind`, written once; tests only read it."""
+    from remote_files import write_kind
+
+    files: dict[str, Path] = {}
+
+    def find(kind: str) -> Path:
+        if kind not in files:
+            files[kind] = write_kind(kind, tmp_path_factory.mktemp("kind"))
+        return files[kind]
+
+    return find
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import pytest
 import torch
-from remote_files import serve, write_kind
+from remote_files import serve
 
 from fastload import ChunkWindow, FastLoader, PackedDataset
 from fastload.errors import DamagedRowError, RemoteError
@@ -22,27 +22,15 @@ from fastload.remote import agreement
 from fastload.remote.options import Remote
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    files: dict[str, Path] = {}
-
-    def find(kind: str) -> Path:
-        if kind not in files:
-            files[kind] = write_kind(kind, tmp_path_factory.mktemp("kind"))
-        return files[kind]
-
-    return find
-
-
 @pytest.fixture
-def opened(range_server: Any, written: Any, tmp_path: Path) -> Iterator[Callable[..., PackedDataset]]:
+def opened(range_server: Any, kinds: Any, tmp_path: Path) -> Iterator[Callable[..., PackedDataset]]:
     """Opens a kind of dataset behind a URL, while a byte of each of its objects flips a bit in some answers."""
     found: list[PackedDataset] = []
     agreement._warned.clear()
 
     def make(kind: str, at: int = -1, flips: int = 0, **options: Any) -> PackedDataset:
         if not (range_server.folder / "data").exists():
-            serve(written(kind), range_server.folder)
+            serve(kinds(kind), range_server.folder)
         range_server.set(flip_at=at, flips=flips)
         remote = Remote(cache=tmp_path / "cache", max_bytes="64MB", give_up_after=5, in_flight=4)
         found.append(PackedDataset(f"{range_server.url}/data/data.h5", remote=remote, **options))
@@ -88,16 +76,16 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
         ("masks", "masks", 3), ("shards of masks", "masks", 1),
     ],
 )  # fmt: skip
-def test_rows_of_which_bits_flip_on_the_wire_are_those_of_the_file(kind, name, flips, opened, written, caplog):
-    at = byte_of(shard_of(written(kind)), name) if name else 1000
-    found, expected = epoch(opened(kind, at, flips)), epoch(written(kind))
+def test_rows_of_which_bits_flip_on_the_wire_are_those_of_the_file(kind, name, flips, opened, kinds, caplog):
+    at = byte_of(shard_of(kinds(kind)), name) if name else 1000
+    found, expected = epoch(opened(kind, at, flips)), epoch(kinds(kind))
     for batch, wanted in zip(found, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(batch, wanted, strict=True))
     assert len(warnings_in(caplog)) <= 1 and all("flips bits" in text for text in warnings_in(caplog))
 
 
-def test_what_flips_is_asked_for_from_another_connection_and_said_once(opened, written, range_server, caplog):
-    path = written("linear")
+def test_what_flips_is_asked_for_from_another_connection_and_said_once(opened, kinds, range_server, caplog):
+    path = kinds("linear")
     dataset = opened("linear")
     range_server.set(flip_at=byte_of(path, "images"), flips=1)
     assert torch.equal(dataset[0][0], PackedDataset(path)[0][0])
@@ -106,8 +94,8 @@ def test_what_flips_is_asked_for_from_another_connection_and_said_once(opened, w
     assert len(warnings_in(caplog)) == 1 and "flips bits" in warnings_in(caplog)[0]
 
 
-def test_what_comes_damaged_twice_is_damaged(opened, written, range_server, tmp_path):
-    path = serve(written("linear"), range_server.folder)
+def test_what_comes_damaged_twice_is_damaged(opened, kinds, range_server, tmp_path):
+    path = serve(kinds("linear"), range_server.folder)
     there = range_server.folder / path
     with open(there, "r+b") as file:
         file.seek(byte_of(there, "images", 5))
@@ -119,15 +107,15 @@ def test_what_comes_damaged_twice_is_damaged(opened, written, range_server, tmp_
         assert sum(int((~batch.valid).sum()) for batch in loader) == 1
 
 
-def test_what_never_comes_twice_the_same_is_no_damage_of_the_object(opened, written, range_server):
+def test_what_never_comes_twice_the_same_is_no_damage_of_the_object(opened, kinds, range_server):
     dataset = opened("linear")
-    range_server.set(flip_at=byte_of(written("linear"), "images"), flips=100)
+    range_server.set(flip_at=byte_of(kinds("linear"), "images"), flips=100)
     with pytest.raises(RemoteError, match=r"asked for 4 times.*changes bytes"):
         dataset[0]
 
 
 @pytest.mark.parametrize("kind", ["linear", "shards of jpeg", "masks"])
-def test_verify_calls_damaged_only_what_is(kind, opened, written, range_server):
-    url = f"{range_server.url}/{serve(written(kind), range_server.folder)}"
-    range_server.set(flip_at=byte_of(shard_of(written(kind)), "images"), flips=1)
+def test_verify_calls_damaged_only_what_is(kind, opened, kinds, range_server):
+    url = f"{range_server.url}/{serve(kinds(kind), range_server.folder)}"
+    range_server.set(flip_at=byte_of(shard_of(kinds(kind)), "images"), flips=1)
     assert verify_file(url).ok

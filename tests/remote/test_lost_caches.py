@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from remote_files import ROWS, serve, write_kind
+from remote_files import ROWS, serve
 
 from fastload import ChunkWindow, FastLoader, PackedDataset
 from fastload.errors import ReplacedError
@@ -68,29 +68,17 @@ CUTS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    files: dict[str, Path] = {}
-
-    def find(kind: str) -> Path:
-        if kind not in files:
-            files[kind] = write_kind(kind, tmp_path_factory.mktemp("kind"))
-        return files[kind]
-
-    return find
-
-
 @pytest.fixture
-def opened(range_server: Any, written: Any, tmp_path: Path) -> Iterator[Callable[..., tuple[PackedDataset, Any]]]:
+def opened(range_server: Any, kinds: Any, tmp_path: Path) -> Iterator[Callable[..., tuple[PackedDataset, Any]]]:
     """Opens a kind of dataset behind a URL, and from the disk; rows are not compared with digests."""
     found: list[PackedDataset] = []
 
     def make(kind: str, **options: Any) -> tuple[PackedDataset, PackedDataset]:
-        url = f"{range_server.url}/{serve(written(kind), range_server.folder)}"
+        url = f"{range_server.url}/{serve(kinds(kind), range_server.folder)}"
         options = {"fields": [name for name in FIELDS if name != "labels" or kind != "masks"], "check": None} | options
         remote = Remote(cache=tmp_path / "cache", max_bytes="64MB", give_up_after=20, in_flight=4)
         found.append(PackedDataset(url, remote=remote, **options))
-        return found[-1], PackedDataset(written(kind), **options)
+        return found[-1], PackedDataset(kinds(kind), **options)
 
     yield make
     for dataset in found:
@@ -146,11 +134,11 @@ def test_epochs_are_those_of_the_file_whatever_is_removed_from_the_cache(workers
     assert len(said) <= 1 and all("is fetched again" in text for text in said)
 
 
-def test_an_object_that_was_replaced_takes_no_lost_ones_place(opened, range_server, written, tmp_path):
+def test_an_object_that_was_replaced_takes_no_lost_ones_place(opened, range_server, kinds, tmp_path):
     there, _ = opened("shards")
     assert len(there[0])
     shutil.rmtree(range_server.folder / "data")
-    serve(written("shards of masks"), range_server.folder)
+    serve(kinds("shards of masks"), range_server.folder)
     shutil.rmtree(tmp_path / "cache")
     with pytest.raises(ReplacedError, match="replaced while in use"):
         for row in range(0, ROWS, 7):

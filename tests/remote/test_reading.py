@@ -42,19 +42,6 @@ from fastload.repack import repack_file
 WINDOW = ChunkWindow(4)
 
 
-@pytest.fixture(scope="session")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Returns the file of `write_kind`, written once; tests only read it."""
-    files: dict[str, Path] = {}
-
-    def find(kind: str) -> Path:
-        if kind not in files:
-            files[kind] = write_kind(kind, tmp_path_factory.mktemp("kind"))
-        return files[kind]
-
-    return find
-
-
 class Served:
     """A dataset on a disk of this machine, and behind a URL."""
 
@@ -84,12 +71,12 @@ class Served:
 
 
 @pytest.fixture
-def served(range_server: Any, written: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[[str], Served]]:
+def served(range_server: Any, kinds: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[[str], Served]]:
     """Serves a kind of dataset, or the folder of a file."""
     found: list[Served] = []
 
     def make(kind: str | Path) -> Served:
-        found.append(Served(range_server, written(kind) if isinstance(kind, str) else kind, tmp_path / "cache"))
+        found.append(Served(range_server, kinds(kind) if isinstance(kind, str) else kind, tmp_path / "cache"))
         return found[-1]
 
     yield make
@@ -465,8 +452,8 @@ def read_all(dataset: PackedDataset) -> tuple[list[np.ndarray], int]:
     return images, dataset.file.remote.fetcher.counts.bytes
 
 
-def test_a_dataset_in_a_bucket_reads_the_same_and_holds_no_credentials(s3, written, tmp_path):
-    local = written("shards")
+def test_a_dataset_in_a_bucket_reads_the_same_and_holds_no_credentials(s3, kinds, tmp_path):
+    local = kinds("shards")
     for path in local.parent.iterdir():
         s3.put(f"some/folder/{path.name}", path.read_bytes())
     dataset = PackedDataset("s3://bucket/some/folder/data.h5", remote=Remote(cache=tmp_path / "cache"))
