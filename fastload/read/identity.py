@@ -74,7 +74,7 @@ def check_open(file: PackedFile, fd: int) -> FileIdentity:
 
     Returns the identity of that file; another one where only the times differ, see `is_unchanged`.
     """
-    return _check(file, syscalls.identity_of(fd), fd)
+    return _check(file, syscalls.status_of(fd).identity, fd)
 
 
 class TouchedError(FileChangedError):
@@ -158,7 +158,7 @@ class HeldOffWriters:
                 self.holds = False
 
     def _unchanged(self) -> bool:
-        return is_unchanged(self._file, FileIdentity(*syscalls.identity_of(self._fd)), self._fd)
+        return is_unchanged(self._file, FileIdentity(*syscalls.status_of(self._fd).identity), self._fd)
 
     def close(self) -> None:
         """Closes what it opened in a forked child; the descriptor that was given stays open."""

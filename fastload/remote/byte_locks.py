@@ -54,7 +54,8 @@ class ByteLocks:
 
     def wait_exclusive(self, byte: int) -> None:
         """Takes an exclusive lock as soon as no other process has any."""
-        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        if not self.try_exclusive(byte):
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
 
     def wait_shared(self, byte: int) -> None:
         """Takes a shared lock, also in the place of an exclusive one, as soon as no other has an exclusive one."""

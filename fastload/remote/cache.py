@@ -179,12 +179,12 @@ class CacheFolder:
     @property
     def used(self) -> int:
         """The bytes that all files of the cache take on the disk."""
-        data = read_bytes(self._locks.fd, 8, _USED_AT)
+        data = _read_few(self._locks.fd, 8, _USED_AT)
         return int.from_bytes(data, "little") if len(data) == 8 else allocated_below(self.root)  # it was cut off
 
     @used.setter
     def used(self, num_bytes: int) -> None:
-        write_at(self._locks.fd, num_bytes.to_bytes(8, "little"), _USED_AT)
+        _write_few(self._locks.fd, num_bytes.to_bytes(8, "little"), _USED_AT)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -217,10 +217,11 @@ class CacheFolder:
         blocks = [(begin // _BLOCK * _BLOCK, -(-end // _BLOCK) * _BLOCK) for begin, end in ranges]
         most = sum(end - begin for begin, end in blocks) + _BLOCK
         with self.locked():
-            if self.used + most > self.room:
+            used = self.used
+            if used + most > self.room:
                 return False
             before = _allocated(fd)
-            self.used += most
+            self.used = used + most
             try:
                 for begin, end in ranges:
                     _fallocate(fd, _KEEP_SIZE, begin, end - begin)
@@ -234,7 +235,7 @@ class CacheFolder:
                     raise DiskFullError(exc.errno, exc.strerror) from exc
                 raise
             finally:
-                self.used += _allocated(fd) - before - most
+                self.used = used + _allocated(fd) - before
         return True
 
     def allocate_whole(self, fd: int, num_bytes: int) -> None:
@@ -447,7 +448,7 @@ class CachedDataset:
         """Returns the descriptor of a shard's copy; None: it is not there, or was cut off."""
         with suppress(FileNotFoundError):
             fd = self._folder.open(name, os.O_RDWR)
-            if os.fstat(fd).st_size == size:
+            if syscalls.status_of(fd).size == size:
                 return fd
             os.close(fd)
         return None
@@ -619,13 +620,12 @@ class Records:
     def __getitem__(self, which: int | slice) -> Any:
         first, stop, _ = which.indices(self._count) if isinstance(which, slice) else (which, which + 1, 1)
         size, offset = max(0, stop - first) * RECORD.itemsize, first * RECORD.itemsize
-        if not isinstance(which, slice):  # most are of one, by a thread that must not wait for the GIL again
-            data = syscalls.read_resident(self._fd, offset, size) or read_bytes(self._fd, size, offset)
-            return np.frombuffer(data.ljust(size, b"\0"), RECORD)[0]
+        if not isinstance(which, slice):
+            return np.frombuffer(_read_few(self._fd, size, offset).ljust(size, b"\0"), RECORD)[0]
         return np.frombuffer(read_bytes(self._fd, size, offset).ljust(size, b"\0"), RECORD)
 
     def __setitem__(self, which: int, record: Any) -> None:
-        write_at(self._fd, np.array([record], RECORD).tobytes(), which * RECORD.itemsize)
+        _write_few(self._fd, np.array([record], RECORD).tobytes(), which * RECORD.itemsize)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -635,8 +635,8 @@ class Records:
 
 def leads_to(path: str | Path, fd: int, size: int | None = None) -> bool:
     """Whether a path leads to an open file, through no link at its end; and that has so many bytes."""
-    there, here = syscalls.identity_at(path), syscalls.identity_of(fd)
-    return there is not None and there[:2] == here[:2] and size in (None, here[2])
+    there, here = syscalls.status_at(path), syscalls.status_of(fd)
+    return there is not None and there[:2] == here[:2] and size in (None, here.size)
 
 
 def forget_all(folder: Folder) -> None:
@@ -658,8 +658,20 @@ def _check(chunk: int, digest: int, boot: int) -> int:
     return xxhash.xxh32_intdigest(b"%d/%d/%d" % (chunk, digest, boot))
 
 
+# What follows is done for each chunk, by threads that must not wait for the GIL again.
+
+
+def _read_few(fd: int, num_bytes: int, offset: int) -> bytes:
+    return syscalls.read_resident(fd, offset, num_bytes) or read_bytes(fd, num_bytes, offset)
+
+
+def _write_few(fd: int, data: bytes, offset: int) -> None:
+    if not syscalls.write_resident(fd, data, offset):
+        write_at(fd, data, offset)
+
+
 def _allocated(fd: int) -> int:
-    return os.fstat(fd).st_blocks * 512
+    return syscalls.status_of(fd).allocated
 
 
 def _fallocate(fd: int, mode: int, offset: int, num_bytes: int) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fastload.errors import CacheError
+from fastload.system import syscalls
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -110,12 +111,12 @@ class Folder:
 
     def _check(self, fd: int, path: Path) -> None:
         """Raises CacheError, and closes the file, where it is none, or somebody else's."""
-        status, why = os.fstat(fd), ""
-        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        status, why = syscalls.status_of(fd), ""
+        if not stat.S_ISREG(status.mode) and not stat.S_ISDIR(status.mode):
             why = "is no file"
-        elif not self._shared and status.st_uid not in (os.geteuid(), 0):
-            why = f"belongs to {_user(status.st_uid)}"
-        elif self._shared and stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        elif not self._shared and status.owner not in (os.geteuid(), 0):
+            why = f"belongs to {_user(status.owner)}"
+        elif self._shared and stat.S_ISREG(status.mode) and status.links > 1:
             why = "has another name elsewhere (a hard link)"
         if why:
             os.close(fd)

@@ -14,10 +14,10 @@ import signal
 import struct
 import sys
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-# struct statx: the inode, the size, ctime and mtime, and the device number, skipping the others.
-_STATX, _STATX_BYTES = struct.Struct("=32xQQ48xqI4xqI12xII"), 256
+# struct statx: links, owner, mode, inode, size, blocks, ctime, mtime and device number, skipping the others.
+_STATX, _STATX_BYTES = struct.Struct("=16xII4xH2xQQQ40xqI4xqI12xII"), 256
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH, _STATX_BASIC_STATS = -100, 0x100, 0x1000, 0x7FF
 _STATFS_BYTES = 256
 
@@ -26,34 +26,61 @@ _F_SETSIG, _F_SETLEASE, _F_GETLEASE = 10, 1024, 1025
 _F_RDLCK, _F_UNLCK, _SIGURG, _NO_ARGUMENT = map(ctypes.c_long, (fcntl.F_RDLCK, fcntl.F_UNLCK, signal.SIGURG, 0))
 
 
-Identity = tuple[int, int, int, int, int]
+class Status(NamedTuple):
+    """What the system says of a file: sizes in bytes, times in nanoseconds, `mode` and `owner` as `os.stat_result`."""
+
+    device: int
+    inode: int
+    size: int
+    mtime: int
+    ctime: int
+    mode: int
+    owner: int
+    links: int
+    allocated: int
+
+    @property
+    def identity(self) -> tuple[int, int, int, int, int]:
+        """(device, inode, size, mtime, ctime)."""
+        return self[:5]
 
 
-def identity_of(fd: int) -> Identity:
-    """Returns (device, inode, size in bytes, mtime in ns, ctime in ns) of an open file."""
-    return _identity(fd, b"", _AT_EMPTY_PATH) or _of_stat(os.fstat(fd))
+def status_of(fd: int) -> Status:
+    """Returns the status of an open file."""
+    return _status(fd, b"", _AT_EMPTY_PATH) or _of_stat(os.fstat(fd))
 
 
-def identity_at(path: str | os.PathLike[str]) -> Identity | None:
-    """Returns the same of what a path names, itself where that is a link; None: nothing."""
+def status_at(path: str | os.PathLike[str]) -> Status | None:
+    """Returns the status of what a path names, the link itself where that is one; None: nothing."""
     try:
-        return _identity(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW) or _of_stat(os.lstat(path))
+        return _status(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW) or _of_stat(os.lstat(path))
     except OSError:
         return None
 
 
-def _identity(folder: int, path: bytes, flags: int) -> Identity | None:
+def _status(folder: int, path: bytes, flags: int) -> Status | None:
     if (statx := _function("statx")) is None:
         return None
     buffer = ctypes.create_string_buffer(_STATX_BYTES)
     if statx(folder, path, flags, _STATX_BASIC_STATS, buffer):
         return None
-    inode, size, ctime_s, ctime_ns, mtime_s, mtime_ns, major, minor = _STATX.unpack_from(buffer)
-    return os.makedev(major, minor), inode, size, mtime_s * 10**9 + mtime_ns, ctime_s * 10**9 + ctime_ns
+    links, owner, mode, inode, size, blocks, ctime_s, ctime_ns, mtime_s, mtime_ns, *device = _STATX.unpack_from(buffer)
+    mtime, ctime = mtime_s * 10**9 + mtime_ns, ctime_s * 10**9 + ctime_ns
+    return Status(os.makedev(*device), inode, size, mtime, ctime, mode, owner, links, blocks * 512)
 
 
-def _of_stat(stat: os.stat_result) -> Identity:
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+def _of_stat(stat: os.stat_result) -> Status:
+    return Status(
+        stat.st_dev,
+        stat.st_ino,
+        stat.st_size,
+        stat.st_mtime_ns,
+        stat.st_ctime_ns,
+        stat.st_mode,
+        stat.st_uid,
+        stat.st_nlink,
+        stat.st_blocks * 512,
+    )
 
 
 def hold_off_writers(fd: int) -> bool:
@@ -107,6 +134,16 @@ def read_resident(fd: int, offset: int, num_bytes: int) -> bytes | None:
     return b"" if ctypes.get_errno() == errno.EAGAIN else None  # the disk would have to be waited for
 
 
+def write_resident(fd: int, data: bytes, offset: int) -> bool:
+    """Writes some bytes of a page that is in memory; False: not all were written, and `os.pwrite` can say why.
+
+    It may wait as a store to a mapping does, while the system has too much to write to its disks.
+    """
+    return (pwrite := _function("pwrite")) is not None and pwrite(
+        fd, data, ctypes.c_size_t(len(data)), ctypes.c_int64(offset)
+    ) == len(data)
+
+
 @cache
 def _function(name: str) -> Any:
     """Returns a function of the C library, called without releasing the GIL; None where there is none."""
@@ -114,5 +151,5 @@ def _function(name: str) -> Any:
         return None
     function = getattr(ctypes.PyDLL(None, use_errno=True), name, None)
     if function is not None:
-        function.restype = ctypes.c_ssize_t if name == "preadv2" else ctypes.c_int
+        function.restype = ctypes.c_ssize_t if name in ("preadv2", "pwrite") else ctypes.c_int
     return function
