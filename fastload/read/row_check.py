@@ -23,12 +23,13 @@ from fastload.format.digests import (
     row_digests,
 )
 from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, with_digests
-from fastload.format.ragged import JPEG
+from fastload.format.ragged import JPEG, RAW
 from fastload.images.decode_part import decode_row
 from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.read.identity import unreadable
 from fastload.read.linear import MappedRows, PreadRows
 from fastload.read.ragged_rows import RaggedReader, cannot_be_decoded, sample_error
+from fastload.system import native
 
 Check = Literal["always", "first"]
 """When a row is compared with its digests: each time that it is read, or the first time."""
@@ -171,7 +172,10 @@ class RowCheck:
             expected, unknown = self._digests["digest"].of(rows[due], sources)
             if len(unknown):
                 wrong |= dict.fromkeys(due[unknown].tolist(), _differs(self._pixels))
-            parts = self._parts(len(rows), len(due), sources)
+            if self._is_hashed_in_c(sources):
+                different = due[self._hash_pixels(rows, due, outs, sources) != expected]
+                wrong = dict.fromkeys(different.tolist(), _differs(self._pixels)) | wrong
+            parts = [] if self._is_hashed_in_c(sources) else self._parts(len(rows), len(due), sources)
             ends = np.searchsorted(due, [part.stop for part in parts]).tolist()
             for part, begin, end in zip(parts, [0, *ends], ends, strict=False):
                 here = due[begin:end], expected[begin:end]
@@ -187,6 +191,32 @@ class RowCheck:
             # Two threads at once may forget some, which are compared again.
             np.bitwise_or.at(seen.bits, rows[due] >> 3, (1 << (rows[due] & 7)).astype(np.uint8))
             seen.any_new = True
+
+    def _is_hashed_in_c(self, sources: Sources) -> bool:
+        """Whether rows are copied and hashed in one pass: all pixels are mapped, and the loops were compiled."""
+        mapped = all(isinstance(sources.get(name), MappedRows) for name in self._pixels)
+        row_bytes = sum(self._file.fields[name].row_bytes for name in self._pixels)
+        return mapped and row_bytes > native.SHORT_BYTES and native.library() is not None
+
+    def _hash_pixels(
+        self, rows: NDArray[np.int64], due: NDArray[np.int64], outs: Mapping[str, NDArray[Any]], sources: Sources
+    ) -> NDArray[np.uint64]:
+        """Copies a batch's pixels; returns the digests of those that are due, uint64 (len(due),)."""
+        all_due = len(due) == len(rows) and all(name in outs for name in self._pixels)
+        if not all_due:
+            for name in outs.keys() & set(self._pixels):
+                sources[name].gather(rows, {name: outs[name]})
+        numbers, targets = rows[due], []
+        addresses, lengths = list[NDArray[np.int64]](), list[int]()
+        for name in self._pixels:
+            source = sources[name]
+            assert isinstance(source, MappedRows), "see `_is_hashed_in_c`"
+            addresses.append(source.addresses(name, numbers))
+            lengths.append(self._file.fields[name].row_bytes)
+            if all_due:
+                targets.append(outs[name].ctypes.data + due * lengths[-1])
+        sizes = np.repeat(np.array(lengths)[:, None], len(due), axis=1)
+        return native.digests(np.stack(addresses), sizes, np.stack(targets) if all_due else None)
 
     def _parts(self, count: int, num_due: int, sources: Sources) -> list[slice]:
         """Returns the parts of a batch to read at a time: it all where that is one call, or few rows are compared."""
@@ -240,25 +270,44 @@ class RowCheck:
         wrong: dict[int, str],
     ) -> None:
         """Adds the rows that are wrong among those whose images or masks vary in length, and whose index is right."""
-        good = [i for i, at in enumerate(due.tolist()) if at not in wrong]
-        numbers = rows[due[good]]
+        good = np.array([i for i, at in enumerate(due.tolist()) if at not in wrong], np.intp)
+        numbers, expected = rows[due[good]], expected[good]
         known = {name: ragged[name].index(numbers) for name in self._pixels if name in ragged}
-        taken = {name: ragged[name].take(index) for name, index in known.items()}
-        for n, i in enumerate(good):
+        located = {name: ragged[name].located(index) for name, index in known.items()}
+        addresses, lengths = list[NDArray[np.int64]](), list[NDArray[np.int64]]()
+        as_stored = np.full(len(good), native.library() is not None)  # hashed without decoding
+        for name in self._pixels:
+            if name in known:
+                memory, starts, sizes = located[name]
+                addresses.append(memory.ctypes.data + starts)
+                lengths.append(sizes)
+                as_stored &= np.isin(known[name].encoding, (RAW, JPEG))
+            else:
+                row_bytes = arrays[name][:1].nbytes
+                addresses.append(arrays[name].ctypes.data + good * row_bytes)
+                lengths.append(np.full(len(good), row_bytes))
+        as_stored &= np.sum(lengths, axis=0) > native.SHORT_BYTES
+        if as_stored.any():
+            found = native.digests(np.stack(addresses)[:, as_stored], np.stack(lengths)[:, as_stored])
+            for at in due[good[as_stored]][found != expected[as_stored]].tolist():
+                wrong[at] = _differs(self._pixels)
+        for n in np.flatnonzero(~as_stored).tolist():
+            at = int(due[good[n]])
             parts: list[Any] = []
             try:
                 for name in self._pixels:
                     if name not in known:
-                        parts.append(arrays[name][i])
+                        parts.append(arrays[name][good[n]])
                         continue
-                    index, data, field = known[name], taken[name][n], self._file.fields[name]
+                    (memory, starts, sizes), index, field = located[name], known[name], self._file.fields[name]
+                    data = memory.data[starts[n] : starts[n] + sizes[n]]
                     encoding, shape = int(index.encoding[n]), tuple(index.shape[n, : len(field.shape)].tolist())
                     parts.append(data if encoding == JPEG else decode_row(data, encoding, shape, 1, field.dtype))
             except ImageError as error:
-                wrong[int(due[i])] = cannot_be_decoded(name, encoding, error)
+                wrong[at] = cannot_be_decoded(name, encoding, error)
                 continue
-            if row_digest(parts) != expected[i]:
-                wrong[int(due[i])] = _differs(self._pixels)
+            if row_digest(parts) != expected[n]:
+                wrong[at] = _differs(self._pixels)
 
     def _different_columns(self, rows: NDArray[np.int64], sources: Sources) -> NDArray[np.bool_]:
         """Returns of each row whether what is no pixel differs from its digest."""

@@ -14,6 +14,11 @@
 #define AVX2 __attribute__((target("avx2,fma")))
 #endif
 
+#if defined(__aarch64__) && defined(__ARM_NEON) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#include <arm_neon.h>
+#define HAS_NEON_CODE 1
+#endif
+
 #define EXPORT __attribute__((visibility("default")))
 
 static int has_avx2(void)
@@ -73,6 +78,257 @@ EXPORT void fastload_gather(const uint8_t *const *rows, int64_t count, int64_t r
     }
 #ifdef HAS_AVX2_CODE
     if (streams)
+        _mm_sfence();
+#endif
+}
+
+/* ---- Digests -------------------------------------------------------------------------------------------------------
+ * XXH3-64 as xxHash's specification describes it, without a seed, of rows that are longer than 240 bytes: shorter ones
+ * are hashed in another way, which is left to the package xxhash. A row may be of several pieces, one after another.
+ */
+#define STRIPE 64
+#define STRIPES 16 /* of a block, after which the lanes are mixed */
+#define HASHED (8 * STRIPE) /* copied at a time, while they are in the cache */
+
+static const uint64_t PRIME32_1 = 0x9E3779B1, PRIME64_1 = 0x9E3779B185EBCA87;
+
+static const uint8_t SECRET[192] = {
+    0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c, 0xde, 0xd4, 0x6d,
+    0xe9, 0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f, 0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0,
+    0xe5, 0x78, 0x82, 0x5a, 0xd0, 0x7d, 0xcc, 0xff, 0x72, 0x21, 0xb8, 0x08, 0x46, 0x74, 0xf7, 0x43, 0x24, 0x8e, 0xe0,
+    0x35, 0x90, 0xe6, 0x81, 0x3a, 0x26, 0x4c, 0x3c, 0x28, 0x52, 0xbb, 0x91, 0xc3, 0x00, 0xcb, 0x88, 0xd0, 0x65, 0x8b,
+    0x1b, 0x53, 0x2e, 0xa3, 0x71, 0x64, 0x48, 0x97, 0xa2, 0x0d, 0xf9, 0x4e, 0x38, 0x19, 0xef, 0x46, 0xa9, 0xde, 0xac,
+    0xd8, 0xa8, 0xfa, 0x76, 0x3f, 0xe3, 0x9c, 0x34, 0x3f, 0xf9, 0xdc, 0xbb, 0xc7, 0xc7, 0x0b, 0x4f, 0x1d, 0x8a, 0x51,
+    0xe0, 0x4b, 0xcd, 0xb4, 0x59, 0x31, 0xc8, 0x9f, 0x7e, 0xc9, 0xd9, 0x78, 0x73, 0x64, 0xea, 0xc5, 0xac, 0x83, 0x34,
+    0xd3, 0xeb, 0xc3, 0xc5, 0x81, 0xa0, 0xff, 0xfa, 0x13, 0x63, 0xeb, 0x17, 0x0d, 0xdd, 0x51, 0xb7, 0xf0, 0xda, 0x49,
+    0xd3, 0x16, 0x55, 0x26, 0x29, 0xd4, 0x68, 0x9e, 0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8,
+    0xd1, 0x7a, 0xd0, 0x31, 0xce, 0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b,
+    0x40, 0x7e,
+};
+
+/* A digest on its way. */
+typedef struct {
+    uint64_t lanes[8];
+    int64_t total, seen;      /* bytes of the row, and how many came */
+    int64_t stripes, done;    /* stripes before the last one, and how many were taken */
+    uint8_t part[STRIPE];     /* the beginning of a stripe whose end has not come */
+    uint8_t last[STRIPE];     /* the last bytes of the row, as far as they came */
+    int64_t in_part;
+} Digest;
+
+static inline uint64_t word(const uint8_t *from)
+{
+    uint64_t value;
+    memcpy(&value, from, 8);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    value = __builtin_bswap64(value);
+#endif
+    return value;
+}
+
+/* Adds a stripe to the lanes; `key` is where its secret begins. Compilers make vectors of it. */
+static inline void add_stripe(uint64_t *lanes, const uint8_t *from, const uint8_t *key)
+{
+    for (int lane = 0; lane < 8; lane++) {
+        uint64_t value = word(from + 8 * lane), mixed = value ^ word(key + 8 * lane);
+        lanes[lane ^ 1] += value;
+        lanes[lane] += (mixed & 0xFFFFFFFF) * (mixed >> 32);
+    }
+}
+
+static void add_stripes(uint64_t *lanes, const uint8_t *from, int64_t count, int64_t number, const uint8_t *ahead)
+{
+    for (; count > 0; count--, number++, from += STRIPE, ahead += STRIPE) {
+        __builtin_prefetch(ahead);
+        add_stripe(lanes, from, SECRET + number % STRIPES * 8);
+        if (number % STRIPES == STRIPES - 1)
+            for (int lane = 0; lane < 8; lane++)
+                lanes[lane] = (lanes[lane] ^ lanes[lane] >> 47 ^ word(SECRET + 128 + 8 * lane)) * PRIME32_1;
+    }
+}
+
+#ifdef HAS_AVX2_CODE
+AVX2 static void add_stripes_avx2(uint64_t *lanes, const uint8_t *from, int64_t count, int64_t number, const uint8_t *ahead)
+{
+    const __m256i prime = _mm256_set1_epi64x((int64_t)PRIME32_1);
+    __m256i sums[2];
+    for (int half = 0; half < 2; half++)
+        sums[half] = _mm256_loadu_si256((const __m256i *)(lanes + 4 * half));
+    for (; count > 0; count--, number++, from += STRIPE, ahead += STRIPE) {
+        __builtin_prefetch(ahead);
+        const uint8_t *key = SECRET + number % STRIPES * 8;
+        for (int half = 0; half < 2; half++) {
+            __m256i values = _mm256_loadu_si256((const __m256i *)(from + 32 * half));
+            __m256i mixed = _mm256_xor_si256(values, _mm256_loadu_si256((const __m256i *)(key + 32 * half)));
+            __m256i product = _mm256_mul_epu32(mixed, _mm256_srli_epi64(mixed, 32));
+            sums[half] = _mm256_add_epi64(sums[half], _mm256_shuffle_epi32(values, _MM_SHUFFLE(1, 0, 3, 2)));
+            sums[half] = _mm256_add_epi64(sums[half], product);
+        }
+        if (number % STRIPES != STRIPES - 1)
+            continue;
+        for (int half = 0; half < 2; half++) {
+            __m256i mixed = _mm256_xor_si256(sums[half], _mm256_srli_epi64(sums[half], 47));
+            mixed = _mm256_xor_si256(mixed, _mm256_loadu_si256((const __m256i *)(SECRET + 128 + 32 * half)));
+            __m256i high = _mm256_slli_epi64(_mm256_mul_epu32(_mm256_srli_epi64(mixed, 32), prime), 32);
+            sums[half] = _mm256_add_epi64(_mm256_mul_epu32(mixed, prime), high);
+        }
+    }
+    for (int half = 0; half < 2; half++)
+        _mm256_storeu_si256((__m256i *)(lanes + 4 * half), sums[half]);
+}
+#endif
+
+#ifdef HAS_AVX2_CODE
+/* Copies bytes `first` to `stop`, as far as whole vectors of the output end; returns how far. */
+AVX2 static int64_t copy_avx2(const uint8_t *from, uint8_t *to, int64_t first, int64_t stop, int streams)
+{
+    int64_t head = -(intptr_t)(to + first) & 31;
+    memcpy(to + first, from + first, (size_t)head);
+    for (first += head; first + 32 <= stop; first += 32) {
+        __m256i some = _mm256_loadu_si256((const __m256i *)(from + first));
+        if (streams)
+            _mm256_stream_si256((__m256i *)(to + first), some);
+        else
+            _mm256_store_si256((__m256i *)(to + first), some);
+    }
+    return first;
+}
+#endif
+
+#ifdef HAS_NEON_CODE
+static void add_stripes_neon(uint64_t *lanes, const uint8_t *from, int64_t count, int64_t number, const uint8_t *ahead)
+{
+    const uint32x2_t prime = vdup_n_u32((uint32_t)PRIME32_1);
+    uint64x2_t sums[4];
+    for (int pair = 0; pair < 4; pair++)
+        sums[pair] = vld1q_u64(lanes + 2 * pair);
+    for (; count > 0; count--, number++, from += STRIPE, ahead += STRIPE) {
+        __builtin_prefetch(ahead);
+        const uint8_t *key = SECRET + number % STRIPES * 8;
+        for (int pair = 0; pair < 4; pair++) {
+            uint64x2_t values = vreinterpretq_u64_u8(vld1q_u8(from + 16 * pair));
+            uint64x2_t mixed = veorq_u64(values, vreinterpretq_u64_u8(vld1q_u8(key + 16 * pair)));
+            sums[pair] = vaddq_u64(sums[pair], vextq_u64(values, values, 1));
+            sums[pair] = vmlal_u32(sums[pair], vmovn_u64(mixed), vshrn_n_u64(mixed, 32));
+        }
+        if (number % STRIPES != STRIPES - 1)
+            continue;
+        for (int pair = 0; pair < 4; pair++) {
+            uint64x2_t mixed = veorq_u64(sums[pair], vshrq_n_u64(sums[pair], 47));
+            mixed = veorq_u64(mixed, vreinterpretq_u64_u8(vld1q_u8(SECRET + 128 + 16 * pair)));
+            uint64x2_t high = vshlq_n_u64(vmull_u32(vshrn_n_u64(mixed, 32), prime), 32);
+            sums[pair] = vmlal_u32(high, vmovn_u64(mixed), prime);
+        }
+    }
+    for (int pair = 0; pair < 4; pair++)
+        vst1q_u64(lanes + 2 * pair, sums[pair]);
+}
+#endif
+
+static void take_stripes(Digest *digest, const uint8_t *from, int64_t count, const uint8_t *ahead)
+{
+#if defined(HAS_NEON_CODE)
+    add_stripes_neon(digest->lanes, from, count, digest->done, ahead);
+#elif defined(HAS_AVX2_CODE)
+    (has_avx2() ? add_stripes_avx2 : add_stripes)(digest->lanes, from, count, digest->done, ahead);
+#else
+    add_stripes(digest->lanes, from, count, digest->done, ahead);
+#endif
+    digest->done += count;
+}
+
+static void begin_digest(Digest *digest, int64_t total)
+{
+    const uint64_t first[8] = {0xC2B2AE3D, PRIME64_1, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
+                               0x85EBCA77C2B2AE63, 0x85EBCA77, 0x27D4EB2F165667C5, PRIME32_1};
+    memcpy(digest->lanes, first, sizeof first);
+    digest->total = total;
+    digest->stripes = (total - 1) / STRIPE;
+    digest->seen = digest->done = digest->in_part = 0;
+}
+
+/* Takes the next bytes of a row. */
+static void digest_bytes(Digest *digest, const uint8_t *from, int64_t count, const uint8_t *ahead)
+{
+    int64_t behind = digest->seen + count - (digest->total - STRIPE); /* of the last stripe, how much has come then */
+    if (behind > 0) {
+        int64_t some = behind < count ? behind : count;
+        memcpy(digest->last + behind - some, from + count - some, (size_t)some);
+    }
+    digest->seen += count;
+    if (digest->in_part) {
+        int64_t some = STRIPE - digest->in_part < count ? STRIPE - digest->in_part : count;
+        memcpy(digest->part + digest->in_part, from, (size_t)some);
+        digest->in_part += some, from += some, count -= some;
+        if (digest->in_part < STRIPE)
+            return;
+        digest->in_part = 0;
+        if (digest->done < digest->stripes)
+            take_stripes(digest, digest->part, 1, ahead);
+    }
+    int64_t whole = count / STRIPE, left = digest->stripes - digest->done;
+    whole = whole < left ? whole : left;
+    take_stripes(digest, from, whole, ahead);
+    if (digest->done < digest->stripes) {
+        digest->in_part = count - whole * STRIPE;
+        memcpy(digest->part, from + whole * STRIPE, (size_t)digest->in_part);
+    }
+}
+
+static uint64_t end_digest(Digest *digest)
+{
+    add_stripe(digest->lanes, digest->last, SECRET + 192 - STRIPE - 7);
+    uint64_t found = (uint64_t)digest->total * PRIME64_1;
+    for (int i = 0; i < 8; i += 2) {
+        const uint8_t *key = SECRET + 11 + 8 * i;
+        __uint128_t product = (__uint128_t)(digest->lanes[i] ^ word(key)) * (digest->lanes[i + 1] ^ word(key + 8));
+        found += (uint64_t)product ^ (uint64_t)(product >> 64);
+    }
+    found = (found ^ found >> 37) * 0x165667919E3779F9;
+    return found ^ found >> 32;
+}
+
+/* Copies and hashes one piece of a row, some bytes at a time: those that were hashed, while they are in the cache. */
+static void digest_piece(Digest *digest, const uint8_t *from, const uint8_t *next, int64_t bytes, uint8_t *to,
+                         int streams)
+{
+    int64_t copied = 0;
+    for (int64_t at = 0; at < bytes; at += HASHED) {
+        int64_t some = bytes - at < HASHED ? bytes - at : HASHED;
+        digest_bytes(digest, from + at, some, at + AHEAD < bytes ? from + at + AHEAD : next + (at + AHEAD - bytes));
+        if (!to)
+            continue;
+#ifdef HAS_AVX2_CODE
+        if (has_avx2() && at + some < bytes) {
+            copied = copy_avx2(from, to, copied, at + some, streams);
+            continue;
+        }
+#endif
+        (void)streams;
+        memcpy(to + copied, from + copied, (size_t)(at + some - copied));
+        copied = at + some;
+    }
+}
+
+/* Hashes rows of several pieces, and copies them: each to its place, or none where `to` is NULL.
+ *
+ * `rows`, `bytes`, `to`: (pieces, count). `digests`: (count).
+ */
+EXPORT void fastload_digest(const uint8_t *const *rows, const int64_t *bytes, uint8_t *const *to, int64_t pieces,
+                            int64_t count, int streams, uint64_t *digests)
+{
+    for (int64_t i = 0; i < count; i++) {
+        Digest digest;
+        int64_t total = 0;
+        for (int64_t at = i; at < pieces * count; at += count)
+            total += bytes[at];
+        begin_digest(&digest, total);
+        for (int64_t at = i; at < pieces * count; at += count)
+            digest_piece(&digest, rows[at], rows[i + 1 < count ? at + 1 : at], bytes[at], to ? to[at] : NULL, streams);
+        digests[i] = end_digest(&digest);
+    }
+#ifdef HAS_AVX2_CODE
+    if (streams && has_avx2())
         _mm_sfence();
 #endif
 }
@@ -648,7 +904,7 @@ static int decode_window(struct jpeg_decompress_struct *info, Errors *errors, Bu
 /* Increased with every change of these functions; native.py expects the same number. */
 EXPORT int fastload_native_version(void)
 {
-    return 4;
+    return 5;
 }
 
 /* Loads libjpeg-turbo from a path; 0: it cannot be loaded, is old, or has another interface. Not for several threads. */

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_VERSION = 4  # of native.c's functions
+_VERSION = 5  # of native.c's functions
 _PATH = Path(__file__).with_name("libfastload.so")
 _KINDS = {np.dtype(np.uint8): 0, np.dtype(np.float32): 1, np.dtype(np.uint16): 2}
 
@@ -26,6 +26,9 @@ STREAMED_BYTES = 1 << 22
 
 HELD_VALUES = 1 << 14
 """Values up to which a permutation, of some 20 ns each, keeps the GIL: to get it back could take 5 ms."""
+
+SHORT_BYTES = 240
+"""Rows up to which `digests` does not hash."""
 
 _log = logging.getLogger("fastload")
 
@@ -47,6 +50,8 @@ def library() -> Any:
     pointer, number, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     found.fastload_gather.argtypes = (pointer, number, number, pointer, small)
     found.fastload_gather.restype = None
+    found.fastload_digest.argtypes = (*[pointer] * 3, number, number, small, pointer)
+    found.fastload_digest.restype = None
     numbers = (number, number, number, small)
     # Once as a function that keeps the GIL, and once as one that releases it.
     for permute in (found.fastload_permute, _keeping_the_gil().fastload_permute):
@@ -94,6 +99,28 @@ def gather(addresses: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
     library().fastload_gather(
         addresses.ctypes.data, len(addresses), out.shape[1], out.ctypes.data, out.nbytes >= STREAMED_BYTES
     )
+
+
+def digests(
+    addresses: NDArray[np.int64], lengths: NDArray[np.int64], outs: NDArray[np.int64] | None = None
+) -> NDArray[np.uint64]:
+    """Returns XXH3-64 of rows of one or more pieces each, uint64 (B,); copies them, too, if it is said where to.
+
+    Args:
+        addresses: int64 (pieces, B).
+        lengths: int64 (pieces, B), bytes; of all pieces of a row more than `SHORT_BYTES`.
+        outs: int64 (pieces, B), addresses of memory as long.
+    """
+    pieces, count = addresses.shape
+    assert not count or lengths.sum(axis=0).min() > SHORT_BYTES, "shorter rows are hashed in another way"
+    found = np.empty(count, np.uint64)
+    tables = [np.ascontiguousarray(table, np.int64) for table in (addresses, lengths)]
+    targets = None if outs is None else np.ascontiguousarray(outs, np.int64)
+    library().fastload_digest(
+        *(table.ctypes.data for table in tables), None if targets is None else targets.ctypes.data, pieces, count,
+        targets is not None and int(lengths.sum()) >= STREAMED_BYTES, found.ctypes.data,
+    )  # fmt: skip
+    return found
 
 
 def permute(

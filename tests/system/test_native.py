@@ -6,7 +6,8 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+import xxhash
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from jpeg_processes import made, with_scans
 from PIL import Image
@@ -34,6 +35,40 @@ def test_rows_are_copied_as_numpy_copies_them(row_bytes, seed, streamed_bytes):
         native.gather(source.ctypes.data + rows * row_bytes, out)
     assert np.array_equal(out, source[rows])
     assert (around[:first] == 7).all() and (around[first + out.size :] == 7).all()
+
+
+@given(
+    lengths=st.lists(st.integers(0, 3000), min_size=1, max_size=3).filter(lambda some: sum(some) > native.SHORT_BYTES),
+    count=st.integers(0, 4),
+    copied=st.booleans(),
+    streamed_bytes=st.sampled_from([0, 1 << 62]),
+    seed=st.integers(0, 1000),
+)
+@example(lengths=[257], count=3, copied=True, streamed_bytes=0, seed=0)
+@example(lengths=[1024, 1], count=2, copied=True, streamed_bytes=0, seed=0)
+@example(lengths=[1025], count=2, copied=False, streamed_bytes=0, seed=0)
+def test_rows_of_pieces_are_hashed_as_xxhash_hashes_them_and_copied(lengths, count, copied, streamed_bytes, seed):
+    rng = np.random.default_rng(seed)
+    sizes = np.array([[n + int(rng.integers(0, 3)) for _ in range(count)] for n in lengths]).reshape(
+        len(lengths), count
+    )
+    ends = np.cumsum(sizes).reshape(sizes.shape)  # pieces of all rows, one behind another
+    memory = rng.integers(0, 256, int(sizes.sum()) + 40, np.uint8)
+    into = np.full(len(memory) + 80, 7, np.uint8)
+    first = int(rng.integers(0, 40))
+    starts = ends - sizes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "STREAMED_BYTES", streamed_bytes)
+        targets = into.ctypes.data + first + starts if copied else None
+        found = native.digests(memory.ctypes.data + starts, sizes, targets)
+    rows = [
+        b"".join(memory[a : a + n].tobytes() for a, n in zip(starts[:, i], sizes[:, i], strict=True))
+        for i in range(count)
+    ]
+    assert found.tolist() == [xxhash.xxh3_64_intdigest(row) for row in rows]
+    total = int(sizes.sum()) if copied else 0
+    assert np.array_equal(into[first : first + total], memory[:total])
+    assert (into[:first] == 7).all() and (into[first + total :] == 7).all()
 
 
 @given(
