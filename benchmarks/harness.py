@@ -273,9 +273,12 @@ def drawn_faces(folder: Path, count: int) -> Path:
     return folder
 
 
-def packed_faces(folder: Path, count: int) -> Path:
-    """Those faces packed, 218x178x3, beside their folder; drawn and packed when they are not there."""
-    path = folder / f"faces-{count}.h5"
+def packed_faces(folder: Path, count: int, store: str | None = None) -> Path:
+    """Those faces packed, 218x178x3, beside their folder; drawn and packed when they are not there.
+
+    `store`: as in `fastload.pack_images`.
+    """
+    path = folder / f"faces-{count}{f'-{store}' if store else ''}.h5"
     if not path.exists():
-        fastload.pack_images(drawn_faces(folder / f"faces-{count}", count), path)
+        fastload.pack_images(drawn_faces(folder / f"faces-{count}", count), path, store=store)
     return path

@@ -1,6 +1,7 @@
 """Compares rows of a packed file with their digests while they are read, so that bytes that rotted reach nobody.
 
-Pixels are copied some rows at a time and hashed where they were copied to, while they are in the CPU's cache. Hashing
+Pixels of a mapping are copied and hashed in one pass by compiled code, some hundred bytes at a time. Without that, or
+where they are read otherwise, they are copied some rows at a time and hashed while they are in the CPU's cache. That
 does not give up the GIL between the rows of a part: who did so for each row would wait for it as often.
 """
 
@@ -214,6 +215,7 @@ class RowCheck:
             addresses.append(source.addresses(name, numbers))
             lengths.append(self._file.fields[name].row_bytes)
             if all_due:
+                assert outs[name].flags.c_contiguous, "a gather needs C-contiguous memory"
                 targets.append(outs[name].ctypes.data + due * lengths[-1])
         sizes = np.repeat(np.array(lengths)[:, None], len(due), axis=1)
         return native.digests(np.stack(addresses), sizes, np.stack(targets) if all_due else None)
