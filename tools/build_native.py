@@ -29,7 +29,7 @@ def build(output: Path) -> str:
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     part = output.with_suffix(".part")
     try:
-        command = [*compiler, *FLAGS, "-o", str(part), str(SOURCE), *(["-ldl"] if sys.platform == "linux" else [])]
+        command = [*compiler, *FLAGS, "-o", str(part), str(SOURCE)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as exc:
         return f"there is no C compiler: {compiler[0]} ({exc.strerror})"
