@@ -18,14 +18,12 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+#ifdef HAS_AVX2_CODE
 static int has_avx2(void)
 {
-#ifdef HAS_AVX2_CODE
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#else
-    return 0;
-#endif
 }
+#endif
 
 /* Bytes that vector loads may read behind the last level of a line. */
 #define PADDING 64
@@ -123,7 +121,13 @@ EXPORT void fastload_permute(uint64_t *values, int64_t count, uint64_t n, uint64
  * CRC-32C (Castagnoli's polynomial, bits reflected), with which TFRecord checks its records.
  */
 #ifdef HAS_AVX2_CODE
-__attribute__((target("sse4.2"))) static uint32_t crc32c_sse42(uint32_t crc, const uint8_t *data, int64_t size)
+#ifdef __clang__
+#define SSE42 __attribute__((target("sse4.2,crc32"))) /* since clang 14 the instructions need both */
+#else
+#define SSE42 __attribute__((target("sse4.2")))
+#endif
+
+SSE42 static uint32_t crc32c_sse42(uint32_t crc, const uint8_t *data, int64_t size)
 {
     uint64_t state = crc;
     for (; size >= 8; data += 8, size -= 8) {
