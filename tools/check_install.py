@@ -38,10 +38,13 @@ def fail_unless(true: bool, said: str) -> None:
         sys.exit(f"FAILED: {said}")
 
 
-def run(*words: object) -> None:
-    """Runs the command that is installed; it has to end with 0."""
-    done = subprocess.run([sys.executable, "-m", "fastload", *map(str, words)], capture_output=True, text=True)
-    fail_unless(done.returncode == 0, f"fastload {words[0]} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+def run(*words: object, code: int = 0) -> str:
+    """Returns what the installed command says; it has to end with this code."""
+    command = [sys.executable, "-m", "fastload", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    fail_unless(done.returncode == code, f"fastload {words[0]} ended with {done.returncode}, not {code}:\n{said}")
+    return said
 
 
 def check_packages() -> None:
@@ -52,11 +55,12 @@ def check_packages() -> None:
     unwanted = [name for name in ("torch", "pydantic") if importlib.util.find_spec(name) is not None]
     fail_unless(not unwanted, f"{' and '.join(unwanted)} can be imported")
     try:
-        fastload.FastLoader  # noqa: B018  # imported when it is asked for
+        said = str(fastload.FastLoader)
     except fastload.MissingExtraError as exc:
-        fail_unless("pip install torch" in str(exc), f"the loader's error does not say how to install torch: {exc}")
-    else:
-        fail_unless(False, "FastLoader was imported without torch")
+        said = str(exc)
+    said_by_command = run("bench", __file__, code=1)
+    fail_unless("pip install torch" in said, f"FastLoader does not say how to install torch: {said}")
+    fail_unless("pip install torch" in said_by_command, f"bench does not say how to install torch: {said_by_command}")
 
 
 def check_packed(faces: Path, packed: Path) -> list[NDArray[np.uint8]]:
