@@ -136,7 +136,10 @@ def __getattr__(name: str) -> Any:
         return import_module("importlib.metadata").version("fastload-hdf5")
     if name not in __all__:
         raise AttributeError(f"module 'fastload' has no attribute {name!r}; it offers {', '.join(__all__)}")
-    value = getattr(import_module(_HOMES.get(name, "fastload.errors")), name)
+    try:
+        value = getattr(import_module(_HOMES.get(name, "fastload.errors")), name)
+    except ModuleNotFoundError as exc:
+        raise import_module("fastload.errors").training_needs(exc, f"fastload.{name}") from exc
     globals()[name] = value
     return value
 

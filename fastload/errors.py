@@ -151,6 +151,16 @@ class MissingExtraError(FastloadError, ImportError):
     """An optional package is missing; the message says how to install it."""
 
 
+def training_needs(exc: ModuleNotFoundError, what: str) -> ModuleNotFoundError | MissingExtraError:
+    """Returns the error of `what`, where a package is missing that packing does without; of any other package `exc`."""
+    if exc.name not in ("torch", "psutil"):
+        return exc
+    return MissingExtraError(
+        f"{what} needs {exc.name}, which is not installed here. Packing does without; the rest needs: "
+        "pip install torch psutil (of torch the build for this machine's CPU or CUDA)."
+    )
+
+
 def shortened(text: str, most: int = 10_000) -> str:
     """Returns a text with at most so many characters of its beginning and end, and how many were left out."""
     if len(text) <= most:

@@ -1,8 +1,8 @@
 """Compiles fastload/system/native.c: into the wheel, or beside it in a checkout (`python tools/build_native.py`).
 
 The build of the wheel calls it. Where there is no C compiler, or FASTLOAD_NATIVE=0 is set, the wheel is pure Python and
-does everything all the same, with slower loops. With libjpeg-turbo's header (jpeglib.h) it also decodes JPEGs; the
-library itself is not linked, but the one that Pillow brings is used.
+does everything all the same, with slower loops. No header but libc's is needed, and nothing is linked: to decode JPEGs
+it calls the libjpeg-turbo that Pillow brings (CONTRIBUTING.md says why). tools/wheels.sh builds a release's wheels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def build(output: Path) -> str:
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     part = output.with_suffix(".part")
     try:
-        command = [*compiler, *FLAGS, "-o", str(part), str(SOURCE), *(["-ldl"] if sys.platform == "linux" else [])]
+        command = [*compiler, *FLAGS, "-o", str(part), str(SOURCE)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as exc:
         return f"there is no C compiler: {compiler[0]} ({exc.strerror})"

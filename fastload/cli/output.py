@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastload.errors import FastloadError, OutputError
+from fastload.errors import FastloadError, OutputError, training_needs
 from fastload.remote.options import is_url, shown
 from fastload.system.text import counted, format_bytes
 
@@ -60,6 +60,12 @@ def one_line_errors(interrupted: str = "interrupted.") -> Iterator[None]:
         raise click.exceptions.Exit(BROKEN_PIPE) from None
     except FastloadError as exc:
         print_error(as_options(str(exc)))
+        raise click.exceptions.Exit(1) from exc
+    except ModuleNotFoundError as exc:
+        needed = training_needs(exc, click.get_current_context().command_path)
+        if needed is exc:
+            raise
+        print_error(str(needed))
         raise click.exceptions.Exit(1) from exc
     except OSError as exc:
         # The system refused (no permission, a failing disk). That is not a bug, so a traceback would not help.

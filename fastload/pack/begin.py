@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import xxhash
 from numpy.typing import NDArray
 
@@ -43,8 +42,11 @@ from fastload.pack.pool import PackPool
 from fastload.pack.survey import read_headers, survey_listing
 from fastload.sources.listing import first_few
 from fastload.system.files import mode_for, open_output, output_errors
+from fastload.system.syscalls import file_system_of
 
 _SMALLER = "`fastload pack` makes smaller files with `--size`, `--max-size` or `--store source`"
+
+_TMPFS = 0x01021994  # its number in statfs(2)
 
 
 def begin_or_resume(
@@ -327,17 +329,9 @@ def _reserve(tasks: PackTasks, made: list[Path] | None = None) -> None:
                 f"{_SMALLER}."
             ),
         ):
-            if _on_tmpfs(path) or not hasattr(os, "posix_fallocate"):  # as on macOS
+            if file_system_of(path) == _TMPFS or not hasattr(os, "posix_fallocate"):  # as on macOS
                 # tmpfs would hand out its pages here and now, 0.25 s per GB during which no worker decodes; its free
                 # space has just been checked.
                 file.truncate(max(num_bytes, path.stat().st_size))
             else:
                 os.posix_fallocate(fd, 0, num_bytes)
-
-
-def _on_tmpfs(path: Path) -> bool:
-    types = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
-    return (
-        next((types[str(above)] for above in Path(os.path.realpath(path)).parents if str(above) in types), "")
-        == "tmpfs"
-    )

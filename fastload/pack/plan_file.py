@@ -20,8 +20,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from fastload.errors import (
     FastloadError,
     FileChangedError,
@@ -47,6 +45,7 @@ from fastload.remote.paths import ObjectPath, path_of, remote_in_force, requests
 from fastload.remote.ranges import open_binary
 from fastload.sources.listing import first_few
 from fastload.system.files import output_errors, sync_folder
+from fastload.system.machine import process_exists
 from fastload.system.threads import in_threads
 
 VERSION = 1
@@ -264,7 +263,7 @@ def pack_planned(
         place = work_folder(job.output) / job.output.name
     host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())
     for (_, process, _), files in _attempts([place], f"{host}.").items():
-        if not psutil.pid_exists(process):
+        if not process_exists(process):
             _remove(files)
     attempt = place.with_name(f"{place.name}{_ATTEMPT}{host}.{os.getpid()}.{secrets.token_hex(4)}")
     try:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 from fastload.errors import check_whole
 from fastload.timing.stopwatch import process_cpu_s
 
+_LINUX = sys.platform == "linux"
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -45,6 +45,17 @@ def how_it_ended(exit_code: int | None) -> str:
     return f"was killed by {name}{why}"
 
 
+def process_exists(pid: int) -> bool:
+    """Whether a process of this machine has a number."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
+
+
 def which_end(samples: list[int], first: int, ended: Callable[[list[int]], str]) -> dict[int, str]:
     """Returns which samples end a process that reads nothing else, and how; one died that was reading some of these.
 
@@ -71,11 +82,20 @@ def available_memory(cgroups: Path = _CGROUPS) -> int:
 
     Clean pages of files count as available: the kernel drops them when memory is asked for.
     """
-    available = int(psutil.virtual_memory().available)
+    available = _available_on_machine()
     # Version 2, and where the memory controller of version 1 is mounted.
     left = _left(cgroups, "memory.max", "memory.current", "inactive_file")
     left_v1 = _left(cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     return max(0, min(value for value in (available, left, left_v1) if value is not None))
+
+
+def _available_on_machine() -> int:
+    if _LINUX:
+        with open("/proc/meminfo") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+    import psutil  # packing on Linux does without it (tools/requirements-pack.txt)
+
+    return int(psutil.virtual_memory().available)
 
 
 def _left(folder: Path, limit_name: str, used_name: str, cached_name: str) -> int | None:

@@ -4,9 +4,11 @@
  * native.py calls it through ctypes; nothing of Python is used here. It is optional: where it is not compiled, NumPy,
  * simplejpeg and TorchScript (`transforms/engine/resample.py`) do the same, and tests hold the two equal.
  */
+#include <setjmp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -21,14 +23,12 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+#ifdef HAS_AVX2_CODE
 static int has_avx2(void)
 {
-#ifdef HAS_AVX2_CODE
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#else
-    return 0;
-#endif
 }
+#endif
 
 /* Bytes that vector loads may read behind the last level of a line. */
 #define PADDING 64
@@ -377,7 +377,13 @@ EXPORT void fastload_permute(uint64_t *values, int64_t count, uint64_t n, uint64
  * CRC-32C (Castagnoli's polynomial, bits reflected), with which TFRecord checks its records.
  */
 #ifdef HAS_AVX2_CODE
-__attribute__((target("sse4.2"))) static uint32_t crc32c_sse42(uint32_t crc, const uint8_t *data, int64_t size)
+#ifdef __clang__
+#define SSE42 __attribute__((target("sse4.2,crc32"))) /* since clang 14 the instructions need both */
+#else
+#define SSE42 __attribute__((target("sse4.2")))
+#endif
+
+SSE42 static uint32_t crc32c_sse42(uint32_t crc, const uint8_t *data, int64_t size)
 {
     uint64_t state = crc;
     for (; size >= 8; data += 8, size -= 8) {
@@ -726,22 +732,11 @@ static void put(const Sink *sink, const uint8_t *levels, int mirrored, uint8_t *
 
 
 /* ---- JPEG --------------------------------------------------------------------------------------------------------
- * Decodes with libjpeg-turbo, which is not linked: `fastload_use_jpeg` loads the one that Pillow brought, or the
- * system's, if its interface is that of the header this was compiled with.
+ * Decodes with libjpeg-turbo, which is neither linked nor needed to compile this: native.py loads the one that Pillow
+ * brought, or the system's, and hands over its functions. As much of its structs as is used stands here, for its ABI of
+ * 6.2, which Pillow and Debian build, and of 8, which Ubuntu builds. The library refuses any other size of its main
+ * struct or version, and tests/system/test_native.py compares all of it with jpeglib.h.
  */
-#if defined(__has_include)
-#if __has_include(<jpeglib.h>)
-#define HAS_JPEG 1
-#endif
-#endif
-
-#ifdef HAS_JPEG
-#include <dlfcn.h>
-#include <setjmp.h>
-#include <stdio.h>
-#include <time.h>
-#include <jpeglib.h>
-#include <jerror.h>
 
 /* A JPEG of more scans is refused: each is a pass over the whole image (images/jpeg.py, MAX_SCANS). */
 #define MAX_SCANS 500
@@ -749,33 +744,90 @@ static void put(const Sink *sink, const uint8_t *levels, int mirrored, uint8_t *
 /* The last year in its copyright of the oldest libjpeg-turbo that is used, 2.1.5: there is no number of its release. */
 #define LEAST_YEAR 2023
 
-/* libjpeg's functions that are used, by their names there. */
+enum { GRAYSCALE = 1, RGB = 2 }; /* J_COLOR_SPACE */
+enum { ISLOW = 0 };              /* J_DCT_METHOD */
+enum { HEADER_OK = 1 };          /* what jpeg_read_header returns */
+
+typedef struct Errors Errors;
+
+/* jpeg_decompress_struct. `unused` are numbers and pointers that are not looked at. */
+typedef struct {
+    Errors *err;
+    void *mem, *progress, *client_data;
+    int unused_state[2];
+    void *src;
+    unsigned image_width, image_height;
+    int num_components, jpeg_color_space, out_color_space;
+    unsigned scale_num, scale_denom;
+    double output_gamma;
+    int unused_output[2], dct_method, unused_choices[9];
+    unsigned output_width, output_height;
+    int unused_components, output_components, unused_colors[2];
+    void *colormap;
+    unsigned output_scanline;
+    int input_scan_number, unused_progress[3];
+    void *unused_tables[13];
+    int data_precision;
+    void *comp_info;
+    int frame[2];       /* 6.2: progressive_mode, arith_code; 8: is_baseline, progressive_mode */
+    uint64_t rest[64];  /* more than any release has */
+} Decoder;
+
+typedef struct {
+    int version;        /* JPEG_LIB_VERSION */
+    size_t size;        /* of jpeg_decompress_struct with pointers of 64 bits */
+    int progressive;    /* which number of `frame` is progressive_mode */
+} Layout;
+
+static const Layout LAYOUTS[] = {{62, 632, 0}, {80, 656, 1}};
+_Static_assert(sizeof(Decoder) >= 656, "a decoder has room for every layout");
+
+/* libjpeg's functions that are used; native.py hands over as many, in this order. */
 static struct {
-    struct jpeg_error_mgr *(*std_error)(struct jpeg_error_mgr *);
-    void (*create)(j_decompress_ptr, int, size_t);
-    void (*destroy)(j_decompress_ptr);
-    void (*mem_src)(j_decompress_ptr, const unsigned char *, unsigned long);
-    int (*read_header)(j_decompress_ptr, boolean);
-    boolean (*start)(j_decompress_ptr);
-    JDIMENSION (*read)(j_decompress_ptr, JSAMPARRAY, JDIMENSION);
-    JDIMENSION (*skip)(j_decompress_ptr, JDIMENSION);
-    void (*crop)(j_decompress_ptr, JDIMENSION *, JDIMENSION *);
-    boolean (*finish)(j_decompress_ptr);
-    void (*abort)(j_decompress_ptr);
+    void *(*std_error)(Errors *);
+    void (*create)(Decoder *, int, size_t);
+    void (*destroy)(Decoder *);
+    void (*mem_src)(Decoder *, const unsigned char *, unsigned long);
+    int (*read_header)(Decoder *, int);
+    int (*start)(Decoder *);
+    unsigned (*read)(Decoder *, uint8_t **, unsigned);
+    unsigned (*skip)(Decoder *, unsigned);
+    void (*crop)(Decoder *, unsigned *, unsigned *);
+    int (*finish)(Decoder *);
+    void (*abort)(Decoder *);
 } libjpeg;
+
+/* Of the library that is used; NULL: none is. */
+static const Layout *layout;
 
 /* Columns that are worth leaving out, and the fewest that are decoded then. */
 #define LEAST_CUT 32
 
-typedef struct {
-    struct jpeg_error_mgr manager;
-    struct jpeg_progress_mgr progress;
+/* jpeg_error_mgr and jpeg_progress_mgr, and where to go on after an error. */
+struct Errors {
+    struct {
+        void (*error_exit)(Decoder *);
+        void (*emit_message)(Decoder *, int);
+        void (*output_message)(Decoder *);
+        void *unused_functions[2];
+        int unused_message[22];
+        long num_warnings;
+        const char *const *jpeg_message_table;
+        int last_jpeg_message;
+        const char *const *addon_message_table;
+        int unused_addons[2];
+    } manager;
+    struct {
+        void (*progress_monitor)(Decoder *);
+        long unused_counts[2];
+        int unused_passes[2];
+    } progress;
     jmp_buf back;
-} Errors;
+};
 
-static void give_up(j_common_ptr info)
+static void give_up(Decoder *info)
 {
-    longjmp(((Errors *)info->err)->back, 1);
+    longjmp(info->err->back, 1);
 }
 
 static int64_t now_ns(void)
@@ -786,49 +838,50 @@ static int64_t now_ns(void)
 }
 
 /* A warning (level -1) is of corrupt data, and as final as an error: the caller looks closer. */
-static void no_warning(j_common_ptr info, int level)
+static void no_warning(Decoder *info, int level)
 {
     if (level < 0)
         give_up(info);
 }
 
-static void no_message(j_common_ptr info)
+static void no_message(Decoder *info)
 {
     (void)info;
 }
 
-static void limit_scans(j_common_ptr info)
+static void limit_scans(Decoder *info)
 {
-    if (((j_decompress_ptr)info)->input_scan_number > MAX_SCANS)
+    if (info->input_scan_number > MAX_SCANS)
         give_up(info);
 }
 
-/* Whether a library is new enough. */
+/* Whether a library is new enough: its copyright, one of its messages, names it and years. */
 static int is_new(const Errors *errors)
 {
-    const char *text = JMSG_COPYRIGHT <= errors->manager.last_jpeg_message
-                           ? errors->manager.jpeg_message_table[JMSG_COPYRIGHT]
-                           : NULL;
     int latest = 0;
-    if (!text || !strstr(text, "libjpeg-turbo"))
-        return 0;
-    for (; *text; text++) {
-        int year = *text >= '1' && *text <= '9' ? atoi(text) : 0;
-        latest = year > latest ? year : latest;
+    for (int i = 0; i <= errors->manager.last_jpeg_message; i++) {
+        const char *text = errors->manager.jpeg_message_table[i];
+        if (!text || !strstr(text, "Copyright") || !strstr(text, "libjpeg-turbo"))
+            continue;
+        for (int year = 0; *text; text++) {
+            year = *text >= '0' && *text <= '9' ? (year * 10 + *text - '0') % 10000 : 0;
+            latest = year > latest ? year : latest;
+        }
     }
     return latest >= LEAST_YEAR;
 }
 
 /* 0: the library has another interface, or there is no memory. */
-static int open_decoder(struct jpeg_decompress_struct *info, Errors *errors)
+static int open_decoder(Decoder *info, Errors *errors, const Layout *expected)
 {
-    info->err = libjpeg.std_error(&errors->manager);
+    info->err = errors;
+    libjpeg.std_error(errors);
     errors->manager.error_exit = give_up;
     errors->manager.emit_message = no_warning;
     errors->manager.output_message = no_message;
     if (setjmp(errors->back))
         return 0;
-    libjpeg.create(info, JPEG_LIB_VERSION, sizeof *info);
+    libjpeg.create(info, expected->version, expected->size);
     errors->progress.progress_monitor = limit_scans;
     info->progress = &errors->progress;
     return 1;
@@ -839,7 +892,7 @@ static int open_decoder(struct jpeg_decompress_struct *info, Errors *errors)
  * Pixels of the window are exactly those of the whole image. They begin at `*pixels`, lines `*stride` bytes apart.
  * 0: libjpeg refuses or warns of it, or it is not the image that is expected.
  */
-static int decode_window(struct jpeg_decompress_struct *info, Errors *errors, Buffer *buffer, const uint8_t *data,
+static int decode_window(Decoder *info, Errors *errors, Buffer *buffer, const uint8_t *data,
                          int64_t size, int64_t height, int64_t width, int64_t channels, int64_t factor,
                          const int64_t *window, const uint8_t **pixels, int64_t *stride)
 {
@@ -849,47 +902,47 @@ static int decode_window(struct jpeg_decompress_struct *info, Errors *errors, Bu
         return 0;
     }
     libjpeg.mem_src(info, data, (unsigned long)size);
-    if (libjpeg.read_header(info, TRUE) != JPEG_HEADER_OK || info->image_height != height || info->image_width != width
+    if (libjpeg.read_header(info, 1) != HEADER_OK || info->image_height != height || info->image_width != width
         || (info->num_components != 1 && info->num_components != 3) || info->num_components > channels
         || info->data_precision != 8) {
         libjpeg.abort(info);
         return 0;
     }
-    info->out_color_space = channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
+    info->out_color_space = channels == 1 ? GRAYSCALE : RGB;
     info->scale_num = 1;
     info->scale_denom = (unsigned)factor;
-    info->dct_method = JDCT_ISLOW;
+    info->dct_method = ISLOW;
     libjpeg.start(info);
     /* What it will write: a lossless JPEG, for one, keeps its size. */
     if (info->output_width != (width + factor - 1) / factor || info->output_height != (height + factor - 1) / factor
         || info->output_components != channels || top + rows > info->output_height
         || left + columns > info->output_width)
-        give_up((j_common_ptr)info);
+        give_up(info);
     int64_t first = 0, full = info->output_width;
     /* Smooth upsampling looks at a neighbour on each side, so the part is wider than the window; and never narrow, since
      * libjpeg upsamples components of two columns or less in another way. */
-    if (columns + LEAST_CUT < full && !info->progressive_mode) {
+    if (columns + LEAST_CUT < full && !info->frame[layout->progressive]) {
         int64_t begin = left > 0 ? left - 1 : 0, stop = left + columns + 1 < full ? left + columns + 1 : full;
         if (stop < begin + LEAST_CUT)
             stop = begin + LEAST_CUT < full ? begin + LEAST_CUT : full;
         if (begin > stop - LEAST_CUT)
             begin = stop - LEAST_CUT;
-        JDIMENSION at = (JDIMENSION)begin, wide = (JDIMENSION)(stop - begin);
+        unsigned at = (unsigned)begin, wide = (unsigned)(stop - begin);
         libjpeg.crop(info, &at, &wide);
         first = at;
     }
     int64_t line = (int64_t)info->output_width * channels + PADDING;
     uint8_t *memory = room(buffer, (size_t)((rows + 1) * line));
     if (!memory)
-        give_up((j_common_ptr)info);
-    if (top > 0 && libjpeg.skip(info, (JDIMENSION)top) != (JDIMENSION)top)
-        give_up((j_common_ptr)info);
+        give_up(info);
+    if (top > 0 && libjpeg.skip(info, (unsigned)top) != (unsigned)top)
+        give_up(info);
     for (int64_t row = 0; row < rows;) {
-        JSAMPROW lines[4];
+        uint8_t *lines[4];
         int64_t count = rows - row < 4 ? rows - row : 4;
         for (int64_t i = 0; i < count; i++)
             lines[i] = memory + (row + i) * line;
-        row += libjpeg.read(info, lines, (JDIMENSION)count);
+        row += libjpeg.read(info, lines, (unsigned)count);
     }
     if (info->output_scanline == info->output_height)
         libjpeg.finish(info);
@@ -899,39 +952,27 @@ static int decode_window(struct jpeg_decompress_struct *info, Errors *errors, Bu
     *stride = line;
     return 1;
 }
-#endif
 
 /* Increased with every change of these functions; native.py expects the same number. */
 EXPORT int fastload_native_version(void)
 {
-    return 5;
+    return 6;
 }
 
-/* Loads libjpeg-turbo from a path; 0: it cannot be loaded, is old, or has another interface. Not for several threads. */
-EXPORT int fastload_use_jpeg(const char *path)
+/* Decodes with these functions of libjpeg from now on; 0: they are old, or of another interface. Not for several threads. */
+EXPORT int fastload_use_jpeg(void *const *functions)
 {
-#ifdef HAS_JPEG
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library)
-        return 0;
-    const char *names[] = {"jpeg_std_error", "jpeg_CreateDecompress", "jpeg_destroy_decompress", "jpeg_mem_src",
-                           "jpeg_read_header", "jpeg_start_decompress", "jpeg_read_scanlines", "jpeg_skip_scanlines",
-                           "jpeg_crop_scanline", "jpeg_finish_decompress", "jpeg_abort_decompress"};
-    void *found[sizeof names / sizeof *names];
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!(found[i] = dlsym(library, names[i])))
-            return 0;
-    memcpy(&libjpeg, found, sizeof found);
-    struct jpeg_decompress_struct info;
-    Errors errors;
-    if (!open_decoder(&info, &errors))
-        return 0;
-    libjpeg.destroy(&info);
-    return is_new(&errors);
-#else
-    (void)path;
+    memcpy(&libjpeg, functions, sizeof libjpeg);
+    for (size_t i = 0; i < sizeof LAYOUTS / sizeof *LAYOUTS; i++) {
+        Decoder info;
+        Errors errors;
+        if (!open_decoder(&info, &errors, LAYOUTS + i))
+            continue;
+        libjpeg.destroy(&info);
+        layout = is_new(&errors) ? LAYOUTS + i : NULL;
+        return layout != NULL;
+    }
     return 0;
-#endif
 }
 
 /* Columns of the table, a line for each image. BEGIN and BYTES say where it lies in `flat`. FACTOR: 0 of pixels, as they
@@ -947,12 +988,10 @@ EXPORT int fastload_place(const uint8_t *flat, const int64_t *table, int64_t cou
                           int64_t height, int64_t width, int kind, const float *scale, const float *shift,
                           int streams, uint8_t *status, int64_t *decoding_ns)
 {
-#ifdef HAS_JPEG
-    struct jpeg_decompress_struct info;
+    Decoder info;
     Errors errors;
     Buffer decoded_memory = {0};
     int opened = 0;
-#endif
     Buffer down_memory = {0}, across_memory = {0}, middle_memory = {0}, line_memory = {0};
     int64_t values = width * channels, value_bytes = kind == 1 ? 4 : kind == 2 ? 2 : 1;
     int done = 0;
@@ -971,8 +1010,9 @@ EXPORT int fastload_place(const uint8_t *flat, const int64_t *table, int64_t cou
         if (table[FACTOR] < 0)
             continue;
         if (table[FACTOR]) {
-#ifdef HAS_JPEG
-            if (!opened && !(opened = open_decoder(&info, &errors)))
+            if (!layout)
+                continue;
+            if (!opened && !(opened = open_decoder(&info, &errors, layout)))
                 goto end;
             int64_t begun_ns = now_ns();
             int decoded = decode_window(&info, &errors, &decoded_memory, flat + table[BEGIN], table[BYTES],
@@ -981,9 +1021,6 @@ EXPORT int fastload_place(const uint8_t *flat, const int64_t *table, int64_t cou
             *decoding_ns += now_ns() - begun_ns;
             if (!decoded)
                 continue;
-#else
-            continue;
-#endif
         }
         uint8_t *image = output + i * height * values * value_bytes;
         int64_t step = values * value_bytes;
@@ -1062,11 +1099,9 @@ EXPORT int fastload_place(const uint8_t *flat, const int64_t *table, int64_t cou
         _mm_sfence();
 #endif
 end:
-#ifdef HAS_JPEG
     if (opened)
         libjpeg.destroy(&info);
     free(decoded_memory.memory);
-#endif
     free(down_memory.memory);
     free(across_memory.memory);
     free(middle_memory.memory);

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_VERSION = 5  # of native.c's functions
+_VERSION = 6  # of native.c's functions
 _PATH = Path(__file__).with_name("libfastload.so")
 _KINDS = {np.dtype(np.uint8): 0, np.dtype(np.float32): 1, np.dtype(np.uint16): 2}
 
@@ -67,10 +67,28 @@ def _keeping_the_gil() -> ctypes.PyDLL:
     return ctypes.PyDLL(str(_PATH))
 
 
+# libjpeg's functions that native.c uses, in its order.
+_JPEG_FUNCTIONS = (
+    "jpeg_std_error", "jpeg_CreateDecompress", "jpeg_destroy_decompress", "jpeg_mem_src", "jpeg_read_header",
+    "jpeg_start_decompress", "jpeg_read_scanlines", "jpeg_skip_scanlines", "jpeg_crop_scanline",
+    "jpeg_finish_decompress", "jpeg_abort_decompress",
+)  # fmt: skip
+
+
 @functools.cache
 def decodes_jpeg() -> bool:
-    """Whether images are decoded here, too: built with libjpeg-turbo's header, and that is there, 2.1.5 or newer."""
-    return library() is not None and any(library().fastload_use_jpeg(path) for path in _libjpegs())
+    """Whether images are decoded here, too: Pillow or the system has a shared libjpeg-turbo, 2.1.5 or newer."""
+    return library() is not None and any(map(_uses_jpeg, _libjpegs()))
+
+
+def _uses_jpeg(path: str) -> bool:
+    """Whether the loops take a libjpeg: it can be loaded, is new enough, and has an interface that they know."""
+    try:
+        libjpeg = ctypes.CDLL(path)  # never unloaded
+        found = [ctypes.cast(getattr(libjpeg, name), ctypes.c_void_p) for name in _JPEG_FUNCTIONS]
+    except (OSError, AttributeError):
+        return False
+    return bool(library().fastload_use_jpeg((ctypes.c_void_p * len(found))(*found)))
 
 
 def described() -> str:
@@ -79,10 +97,10 @@ def described() -> str:
         return "none: installed without a C compiler"
     if decodes_jpeg():
         return "built"
-    return "built without JPEG decoding: no jpeglib.h when it was installed, or no libjpeg-turbo of it from 2.1.5 on"
+    return "built, without JPEG decoding: neither Pillow nor the system has a shared libjpeg-turbo from 2.1.5 on"
 
 
-def _libjpegs() -> Iterable[bytes]:
+def _libjpegs() -> Iterable[str]:
     """Yields where libjpeg-turbo may be: what Pillow's wheel brings, and the system's by its usual names."""
     try:
         files = importlib.metadata.files("pillow") or []
@@ -90,8 +108,8 @@ def _libjpegs() -> Iterable[bytes]:
         files = []
     for file in files:
         if file.name.startswith("libjpeg"):
-            yield str(file.locate()).encode()
-    yield from (b"libjpeg.so.62", b"libjpeg.so.8", b"libjpeg.62.dylib", b"libjpeg.8.dylib")
+            yield str(file.locate())
+    yield from ("libjpeg.so.62", "libjpeg.so.8", "libjpeg.62.dylib", "libjpeg.8.dylib")
 
 
 def gather(addresses: NDArray[np.int64], out: NDArray[np.uint8]) -> None:

@@ -72,7 +72,7 @@ def main() -> None:
     shutil.copy(of_pillow / "lib" / "libjpeg.so", own)
     shutil.copytree(ROOT / "fastload", packages / "fastload", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     shutil.copytree(ROOT / "tools", packages / "tools", ignore=shutil.ignore_patterns("__pycache__"))
-    compiler = f"cc {FLAGS} -I{of_pillow}/include"
+    compiler = f"cc {FLAGS}"
     subprocess.run([sys.executable, packages / "tools/build_native.py"], env={**os.environ, "CC": compiler}, check=True)
     sanitizer = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     how = "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:detect_odr_violation=0"

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import psutil
 
-from fastload.system.machine import available_memory
+from fastload.system.machine import available_memory, process_exists
 
 
 def test_memory_is_what_the_machine_has_or_the_limit_of_a_cgroup_less_what_is_held_and_cannot_be_dropped(tmp_path):
@@ -22,3 +26,10 @@ def test_memory_is_what_the_machine_has_or_the_limit_of_a_cgroup_less_what_is_he
         assert available_memory(cgroups) == 2_500_000
         (folder / used).write_text("7000000\n")
         assert available_memory(cgroups) == 0
+
+
+def test_a_process_exists_until_its_parent_has_its_exit_code():
+    child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    assert process_exists(child.pid) and process_exists(1) and process_exists(os.getpid())
+    child.communicate(b"\n")
+    assert not process_exists(child.pid) and not process_exists(2**40)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import xxhash
+from child_processes import child_environment
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from jpeg_processes import made, with_scans
@@ -19,7 +24,7 @@ from fastload.plan.permutation import permute, unpermute
 from fastload.system import native
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="fastload was installed without its compiled loops")
-needs_jpeg = pytest.mark.skipif(not native.decodes_jpeg(), reason="the compiled loops were built without jpeglib.h")
+needs_jpeg = pytest.mark.skipif(not native.decodes_jpeg(), reason="neither Pillow nor the system brings libjpeg-turbo")
 
 
 @given(row_bytes=st.integers(1, 700), seed=st.integers(0, 1000), streamed_bytes=st.sampled_from([0, 1 << 62]))
@@ -185,6 +190,115 @@ def test_images_around_one_that_is_refused_are_made():
         assert np.array_equal(output[at], expected)
 
 
+# Prints what of libjpeg's interface native.c has otherwise than jpeglib.h.
+COMPARED = r"""
+#include <stddef.h>
+#include <stdio.h>
+#include <jpeglib.h>
+#include NATIVE
+
+typedef struct jpeg_decompress_struct Theirs;
+typedef struct jpeg_error_mgr TheirErrors;
+typedef struct jpeg_progress_mgr TheirProgress;
+
+static void equal(const char *what, size_t ours, size_t theirs)
+{
+    if (ours != theirs)
+        printf("%s is %zu, not %zu\n", what, ours, theirs);
+}
+
+#define FIELD(ours, our, theirs, their) \
+    equal("the place of " #their, offsetof(ours, our), offsetof(theirs, their)); \
+    equal("the size of " #their, sizeof ((ours *)0)->our, sizeof ((theirs *)0)->their)
+#define DECODER(name) FIELD(Decoder, name, Theirs, name)
+#define ERRORS(name) FIELD(Errors, manager.name, TheirErrors, name)
+
+int main(void)
+{
+    const Layout *expected = LAYOUTS;
+    while (expected->version != JPEG_LIB_VERSION)
+        expected++;
+    equal("the decoder's size", expected->size, sizeof(Theirs));
+    equal("progressive_mode", offsetof(Decoder, frame) + 4 * expected->progressive, offsetof(Theirs, progressive_mode));
+    DECODER(err); DECODER(mem); DECODER(progress); DECODER(client_data); DECODER(src); DECODER(image_width);
+    DECODER(image_height); DECODER(num_components); DECODER(jpeg_color_space); DECODER(out_color_space);
+    DECODER(scale_num); DECODER(scale_denom); DECODER(output_gamma); DECODER(dct_method); DECODER(output_width);
+    DECODER(output_height); DECODER(output_components); DECODER(colormap); DECODER(output_scanline);
+    DECODER(input_scan_number); DECODER(data_precision); DECODER(comp_info);
+    ERRORS(error_exit); ERRORS(emit_message); ERRORS(output_message); ERRORS(num_warnings); ERRORS(jpeg_message_table);
+    ERRORS(last_jpeg_message); ERRORS(addon_message_table);
+    equal("the errors' size", sizeof ((Errors *)0)->manager, sizeof(TheirErrors));
+    equal("progress_monitor", offsetof(TheirProgress, progress_monitor), 0);
+    equal("the progress's size", sizeof ((Errors *)0)->progress, sizeof(TheirProgress));
+    equal("JCS_GRAYSCALE", GRAYSCALE, JCS_GRAYSCALE);
+    equal("JCS_RGB", RGB, JCS_RGB);
+    equal("JDCT_ISLOW", ISLOW, JDCT_ISLOW);
+    equal("JPEG_HEADER_OK", HEADER_OK, JPEG_HEADER_OK);
+    printf("compared version %d\n", JPEG_LIB_VERSION);
+}
+"""
+
+
+@pytest.mark.parametrize("version", [62, 80])
+def test_the_interface_of_libjpeg_is_as_its_header_has_it(version, tmp_path):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc) to read jpeglib.h with")
+    # Found before the system's, which is of one version.
+    settings = {"JPEG_LIB_VERSION": version, "BITS_IN_JSAMPLE": 8, "MEM_SRCDST_SUPPORTED": 1}
+    (tmp_path / "jconfig.h").write_text("".join(f"#define {name} {value}\n" for name, value in settings.items()))
+    (tmp_path / "compared.c").write_text(COMPARED)
+    source = Path(native.__file__).with_name("native.c")
+    words = [compiler, f'-DNATIVE="{source}"', "-I", tmp_path, "-o", tmp_path / "compared", tmp_path / "compared.c"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if "jpeglib.h" in done.stderr:
+        pytest.skip("no jpeglib.h (Debian's libjpeg-dev) to compare with")
+    assert done.returncode == 0, done.stderr
+    said = subprocess.run([tmp_path / "compared"], capture_output=True, text=True, check=True).stdout
+    assert said == f"compared version {version}\n"
+
+
+# Refuses all versions but one, as jpeg_CreateDecompress does, and says in a message of what year it is.
+OTHER_LIBJPEG = """
+#include <stddef.h>
+typedef struct { void (*error_exit)(void *); char skipped[128]; const char *const *messages; int last; } Errors;
+static const char *const MESSAGES[] = {"no code", NULL, "Copyright (C) 1991-" YEAR " The libjpeg-turbo Project"};
+void *jpeg_std_error(Errors *errors) { errors->messages = MESSAGES; errors->last = 2; return errors; }
+void jpeg_CreateDecompress(void **info, int version, size_t size)
+{
+    if (version != VERSION || size != SIZE)
+        (*(Errors **)info)->error_exit(info);
+}
+void jpeg_destroy_decompress(void) {}
+void jpeg_mem_src(void) {} void jpeg_read_header(void) {} void jpeg_start_decompress(void) {}
+void jpeg_read_scanlines(void) {} void jpeg_skip_scanlines(void) {} void jpeg_crop_scanline(void) {}
+void jpeg_finish_decompress(void) {} void jpeg_abort_decompress(void) {}
+"""
+
+
+def test_a_libjpeg_of_another_interface_or_too_old_is_not_used(tmp_path):
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler (cc) to build other libraries with")
+    (tmp_path / "other.c").write_text(OTHER_LIBJPEG)
+    expected = {
+        (62, 632, 2023): True,
+        (80, 656, 2024): True,
+        (62, 632, 2022): False,
+        (62, 656, 2026): False,
+        (70, 632, 2026): False,
+        (90, 656, 2026): False,
+    }
+    paths = [tmp_path / f"{version}-{size}-{year}.so" for version, size, year in expected]
+    for path, (version, size, year) in zip(paths, expected, strict=True):
+        words = [f"-DVERSION={version}", f"-DSIZE={size}", f'-DYEAR="{year}"', "-shared", "-fPIC", "-o", path]
+        subprocess.run(["cc", *words, tmp_path / "other.c"], check=True)
+    # In a process of its own, since a library that is used stays in use.
+    code = "import sys; from fastload.system import native; print([native._uses_jpeg(path) for path in sys.argv[1:]])"
+    words = [sys.executable, "-c", code, *map(str, paths), "libm.so.6", str(tmp_path / "none.so")]
+    said = subprocess.run(words, env=child_environment(), capture_output=True, text=True, check=True).stdout
+    assert said.strip() == str([*expected.values(), False, False])
+
+
 def test_a_library_of_another_release_is_not_used(monkeypatch, caplog):
     native.library.cache_clear()
     monkeypatch.setattr(native, "_VERSION", 0)
@@ -198,6 +312,6 @@ def test_a_library_of_another_release_is_not_used(monkeypatch, caplog):
 def test_what_is_there_is_said_in_words(monkeypatch):
     assert native.described().startswith("built")
     monkeypatch.setattr(native, "decodes_jpeg", lambda: False)
-    assert "no jpeglib.h" in native.described()
+    assert "without JPEG decoding" in native.described()
     monkeypatch.setattr(native, "library", lambda: None)
     assert native.described().startswith("none: ")
