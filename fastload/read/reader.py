@@ -110,11 +110,17 @@ class RowReader:
             FormatError: a row cannot be decoded; names its sample.
             FileChangedError: the file was replaced, truncated or written to since its header was read.
         """
+        return self.gather_hashed(rows, outs, None)
+
+    def gather_hashed(
+        self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]], hashed: NDArray[np.uint64] | None
+    ) -> int:
+        """Like `gather`, for rows whose pixels were copied before; `hashed`: the digests of these, uint64 (B,)."""
         try:
             with self.holding(rows):
-                return self._gathered(rows, outs)
+                return self._gathered(rows, outs, hashed)
         except TouchedError:
-            return self.within(rows, lambda: self._gathered(rows, outs))
+            return self.within(rows, lambda: self._gathered(rows, outs, hashed))
 
     def within(self, rows: NDArray[np.int64], work: Callable[[], Result]) -> Result:
         """Returns what `work` does within `holding` rows, done again where the file was touched meanwhile."""
@@ -141,10 +147,12 @@ class RowReader:
                 raise
             self.check_still(before)
 
-    def _gathered(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
+    def _gathered(
+        self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]], hashed: NDArray[np.uint64] | None
+    ) -> int:
         copied = sum(outs[name].nbytes for name in self._sources if name in outs)
         if self._check is not None and len(due := self._check.due(rows)):
-            self._check.gather(rows, due, outs, self._sources, self._ragged)
+            self._check.gather(rows, due, outs, self._sources, self._ragged, hashed)
         else:
             for name, source in self._sources.items():
                 if name in outs:

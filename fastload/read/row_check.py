@@ -23,7 +23,7 @@ from fastload.format.digests import (
     row_digest,
     row_digests,
 )
-from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, with_digests
+from fastload.format.header import PIXEL_FIELDS, Field, FileIdentity, PackedFile, with_digests
 from fastload.format.ragged import JPEG, RAW
 from fastload.images.decode_part import decode_row
 from fastload.read.hdf5_chunks import ChunkedRows
@@ -157,8 +157,11 @@ class RowCheck:
         outs: Mapping[str, NDArray[Any]],
         sources: Sources,
         ragged: Mapping[str, RaggedReader],
+        hashed: NDArray[np.uint64] | None = None,
     ) -> None:
         """Copies rows into the arrays (B, ...) of fields that are not ragged, and compares those that are `due`.
+
+        `hashed`: the digests of their pixels, uint64 (B,), where these were copied before.
 
         DamagedRowError: some are not what was packed, or cannot be decoded; it has the numbers of all of them.
         """
@@ -173,10 +176,13 @@ class RowCheck:
             expected, unknown = self._digests["digest"].of(rows[due], sources)
             if len(unknown):
                 wrong |= dict.fromkeys(due[unknown].tolist(), _differs(self._pixels))
-            if self._is_hashed_in_c(sources):
-                different = due[self._hash_pixels(rows, due, outs, sources) != expected]
-                wrong = dict.fromkeys(different.tolist(), _differs(self._pixels)) | wrong
-            parts = [] if self._is_hashed_in_c(sources) else self._parts(len(rows), len(due), sources)
+            if hashed is not None:
+                hashed = hashed[due]
+            elif self._is_hashed_in_c(sources):
+                hashed = self._hash_pixels(rows, due, outs, sources)
+            if hashed is not None:
+                wrong = dict.fromkeys(due[hashed != expected].tolist(), _differs(self._pixels)) | wrong
+            parts = [] if hashed is not None else self._parts(len(rows), len(due), sources)
             ends = np.searchsorted(due, [part.stop for part in parts]).tolist()
             for part, begin, end in zip(parts, [0, *ends], ends, strict=False):
                 here = due[begin:end], expected[begin:end]
@@ -196,8 +202,7 @@ class RowCheck:
     def _is_hashed_in_c(self, sources: Sources) -> bool:
         """Whether rows are copied and hashed in one pass: all pixels are mapped, and the loops were compiled."""
         mapped = all(isinstance(sources.get(name), MappedRows) for name in self._pixels)
-        row_bytes = sum(self._file.fields[name].row_bytes for name in self._pixels)
-        return mapped and row_bytes > native.SHORT_BYTES and native.library() is not None
+        return mapped and can_hash([self._file.fields[name] for name in self._pixels])
 
     def _hash_pixels(
         self, rows: NDArray[np.int64], due: NDArray[np.int64], outs: Mapping[str, NDArray[Any]], sources: Sources
@@ -322,6 +327,11 @@ class RowCheck:
         different: NDArray[np.bool_] = row_digests(values) != expected
         different[unknown] = True
         return different
+
+
+def can_hash(fields: Sequence[Field]) -> bool:
+    """Whether rows of these fields, which are mapped, are copied and hashed in one pass."""
+    return native.library() is not None and sum(field.row_bytes for field in fields) > native.SHORT_BYTES
 
 
 def _compared(file: PackedFile, fields: Sequence[str]) -> tuple[list[str], list[str]]:

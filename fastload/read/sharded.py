@@ -26,12 +26,12 @@ from fastload.errors import (
     MissingFileError,
     OptionError,
 )
-from fastload.format.header import FileIdentity, PackedFile, read_shard
+from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, read_shard
 from fastload.format.shards import split_of
 from fastload.read.identity import HeldOffWriters, until_untouched
 from fastload.read.linear import MappedShards, Read, addresses_of, as_rows, chosen
 from fastload.read.reader import RowReader, check_rows
-from fastload.read.row_check import Check, RowCheck, fields_needed
+from fastload.read.row_check import Check, RowCheck, can_hash, fields_needed
 from fastload.read.sharded_ragged import ShardedRagged, ShardPart
 from fastload.remote.cache import CacheLeftError, CacheLostError, DiskFullError
 from fastload.remote.fetch import ChunkFetcher
@@ -97,6 +97,10 @@ class ShardedReader(RowReader):
         self._reopening = False
         needed = fields_needed(file, fields) if check is not None else fields
         self._chunked = [name for name in needed if self._remote is not None and name in self._remote.table.fields]
+        # Fields that are copied and hashed for all shards at once when rows are compared.
+        pixels = [name for name in needed if name in PIXEL_FIELDS]
+        together = self._addresses.keys() >= {*pixels} and can_hash([file.fields[name] for name in pixels])
+        self._hashed = pixels if check is not None and together else []
 
     def parts(self, rows: NDArray[np.int64]) -> list[ShardPart]:
         """Returns the rows of a batch shard by shard."""
@@ -284,7 +288,7 @@ class ShardedReader(RowReader):
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies rows into the arrays given, as `RowReader.gather`; messages name shards and their rows."""
         check_rows(rows, self.file.num_rows, self.file.name)
-        return self._read_again(rows, lambda: until_untouched(lambda: self._gathered(rows, outs)))
+        return self._read_again(rows, lambda: until_untouched(lambda: self._gather_shards(rows, outs)))
 
     def _read_again(self, rows: NDArray[np.int64], read: Callable[[], ResultT]) -> ResultT:
         """Returns what is read; of remote shards again where their copies were lost, or came changed."""
@@ -318,7 +322,7 @@ class ShardedReader(RowReader):
             self._reopen()
         return repaired
 
-    def _gathered(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
+    def _gather_shards(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         copied, most = 0, self._most_open
         known = {name: out for name, out in outs.items() if name in self.file.fields}
         shard, there = self.shards.locate(rows)
@@ -341,9 +345,23 @@ class ShardedReader(RowReader):
                 flat = as_rows(known.pop("images"))
                 np.take(self._joined.rows, rows, axis=0, out=flat, mode="clip")
                 copied += flat.nbytes
+            hashed = None
+            if due and self._hashed and known.keys() >= {*self._hashed}:
+                flats = {name: as_rows(known.pop(name)) for name in self._hashed}
+                hashed = self._hash_pixels(shard, there, flats)
+                copied += sum(flat.nbytes for flat in flats.values())
             for part in self.parts(rows) if known or due else ():
-                copied += self._gather_part(part, rows, known)
+                copied += self._gather_part(part, rows, known, None if hashed is None else hashed[part.at])
             return copied
+
+    def _hash_pixels(
+        self, shard: NDArray[np.int64], there: NDArray[np.int64], flats: Mapping[str, NDArray[np.uint8]]
+    ) -> NDArray[np.uint64]:
+        """Copies rows of shards to arrays (B, row_bytes); returns their digests, uint64 (B,)."""
+        count, sizes = len(there), {name: flat.shape[1] for name, flat in flats.items()}
+        sources = [addresses_of(self._addresses[name], shard, there, size) for name, size in sizes.items()]
+        targets = [flats[name].ctypes.data + size * np.arange(count) for name, size in sizes.items()]
+        return native.digests(np.stack(sources), np.full((count, len(sizes)), [*sizes.values()]).T, np.stack(targets))
 
     def _maps(self, name: str) -> bool:
         """Whether the rows of a field are mapped in each shard, and mean the same in all."""
@@ -357,8 +375,17 @@ class ShardedReader(RowReader):
             return False
         return any(len(self._checks[part.shard].due(part.rows)) > 0 for part in self.parts(rows))
 
-    def _gather_part(self, part: ShardPart, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
-        """Copies the rows of one shard to where they belong in the arrays of a batch."""
+    def _gather_part(
+        self,
+        part: ShardPart,
+        rows: NDArray[np.int64],
+        outs: Mapping[str, NDArray[Any]],
+        hashed: NDArray[np.uint64] | None = None,
+    ) -> int:
+        """Copies the rows of one shard to where they belong in the arrays of a batch.
+
+        `hashed`: the digests of their pixels, if these were copied before.
+        """
         reader = self._open[part.shard]
         first, stop = int(part.at[0]), int(part.at[-1]) + 1
         in_a_row = stop - first == len(part.at)
@@ -371,7 +398,7 @@ class ShardedReader(RowReader):
                 into[name] = np.empty((len(part.at), *out.shape[1:]), dtype)
                 scattered.add(name)
         try:
-            copied = reader.gather(part.rows, into)
+            copied = reader.gather_hashed(part.rows, into, hashed)
         except DamagedRowError as error:
             there = dict(zip(part.rows.tolist(), rows[part.at].tolist(), strict=True))
             error.rows = tuple(there[row] for row in error.rows if row in there)
