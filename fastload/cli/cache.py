@@ -22,6 +22,7 @@ from fastload.cli.output import (
     print_table,
     progress_bar,
 )
+from fastload.system.advice import advice
 from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def verify(url: CachedUrl = None, folder: CacheFolder = None, shared: Shared = F
         with progress_bar("chunks") as advance:
             found = verify_cache(url, _remote(folder, shared), progress=partial(advance, "verifying"))
         if as_json:
-            print_json([one.to_dict() for one in found])
+            print_json({"datasets": [one.to_dict() for one in found]})
         else:
             for one in found:
                 _print_check(one)
@@ -91,8 +92,7 @@ def clear(
 
         found = clear_cache(url, _remote(folder, shared))
         if as_json:
-            names = {name: [one.name for one in getattr(found, name)] for name in ("removed", "in_use")}
-            print_json({**names, "bytes": found.bytes})
+            print_json(found.to_dict())
         else:
             _print_cleared(found)
         if url is not None and found.in_use:
@@ -134,15 +134,14 @@ def _print_contents(found: CacheContents) -> None:
     ]
     print_table(("dataset", "on disk", "chunks", "last used"), rows)
     click.echo(
-        f"  {format_bytes(found.bytes)} in all; at most {format_bytes(found.limit)} unless Remote(max_bytes=...) says "
-        f"other, nine tenths of what the disk has left for it"
+        f"  {format_bytes(found.bytes)} in all; {advice('room of the cache', limit=format_bytes(found.limit_bytes))}"
     )
 
 
 def _print_check(one: CacheCheck) -> None:
     name = one_line(one.name)
     if one.unreadable:
-        print_finding(f"{name}: its header in the cache cannot be read. Remove it: `fastload cache clear {name}`.")
+        print_finding(f"{name}: {advice('clear cache', url=name)}")
         return
     busy = f"; {counted(one.skipped, 'chunk')} not checked, being fetched" if one.skipped else ""
     if not one.wrong:

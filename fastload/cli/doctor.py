@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +13,7 @@ import click
 
 from fastload.cli.arguments import Force
 from fastload.cli.command_line import Argument, Option
-from fastload.cli.output import check_report, one_line, one_line_errors
+from fastload.cli.output import check_report, json_text, one_line, one_line_errors
 
 if TYPE_CHECKING:
     from fastload.profiling.doctor.examine import Examined
@@ -61,7 +60,7 @@ def doctor(
             # The exit code stays the command's; a file that cannot be written is no reason to leave out the other.
             with suppress(click.exceptions.Exit), one_line_errors():
                 if json_path is not None:
-                    save_text(json.dumps(examined.measured.to_dict(), indent=1) + "\n", json_path, force=force)
+                    save_text(json_text(examined.measured.to_dict()) + "\n", json_path, force=force)
             with suppress(click.exceptions.Exit), one_line_errors():
                 if report is not None:
                     from fastload.profiling.report import write_report
