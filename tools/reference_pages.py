@@ -183,7 +183,7 @@ _ADDED: dict[str, list[tuple[str, str, str]]] = {
         ("reason", "str", "of the chosen one alone: why"),
     ],
     "CachedContent": [("name", "str", "")],
-    "CacheCheck": [("ok", "bool", "whether every chunk is what came")],
+    "CacheCheck": [("ok", "bool", "whether every chunk is as it was downloaded")],
 }  # fmt: skip
 _OPTIONAL = {"shuffle_quality", "store_estimates", "reason", "others_cpus of Spread"}
 

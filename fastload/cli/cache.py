@@ -53,7 +53,7 @@ def list_(folder: CacheFolder = None, shared: Shared = False, as_json: AsJson = 
 
 
 def verify(url: CachedUrl = None, folder: CacheFolder = None, shared: Shared = False, as_json: AsJson = False) -> None:
-    """Hash every chunk in the cache, and remove those that are not what came over the network.
+    """Hash every chunk in the cache, and remove chunks that differ from what was downloaded.
 
     The next read fetches them again. Ends with exit code 1 if there were any.
     """
@@ -81,9 +81,9 @@ def clear(
     shared: Shared = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a dataset from the cache, or all of them; one that some process has open stays.
+    """Remove a dataset from the cache, or all of them; a dataset that a process has open stays.
 
-    What is removed are copies: the objects stay where they are.
+    Only copies are removed: the objects stay where they are.
     """
     if (url is None) != everything:
         raise click.BadParameter("give the URL of a dataset, or --all.")
@@ -145,13 +145,13 @@ def _print_check(one: CacheCheck) -> None:
         return
     busy = f"; {counted(one.skipped, 'chunk')} not checked, being fetched" if one.skipped else ""
     if not one.wrong:
-        click.echo(f"{name}: {counted(one.checked, 'chunk')}, every one is what came{busy}")
+        click.echo(f"{name}: {counted(one.checked, 'chunk')}, all as downloaded{busy}")
         return
     left = one.wrong - one.removed
     stays = f"; {left:,} of them stay for now, being in use" if left else ""
     print_finding(
-        f"{name}: {one.wrong:,} of {counted(one.checked, 'chunk')} are not what came: {one.removed:,} removed, and "
-        f"fetched again when they are needed{stays}{busy}"
+        f"{name}: {one.wrong:,} of {counted(one.checked, 'chunk')} differ from what was downloaded: {one.removed:,} "
+        f"removed, the next read fetches them again{stays}{busy}"
     )
 
 

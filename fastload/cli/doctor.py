@@ -47,7 +47,7 @@ def doctor(
         check_command(command)
         if json_path is not None:
             if str(json_path).startswith("-"):
-                raise OptionError(f"--json {json_path}: name a file; what the script prints keeps stdout to itself.")
+                raise OptionError(f"--json {json_path}: name a file; stdout belongs to the script.")
             check_new_file(json_path, force=force)
         check_report(report, force=force)
         if json_path is not None and report is not None and os.path.realpath(json_path) == os.path.realpath(report):
@@ -70,9 +70,7 @@ def doctor(
 
 
 def _say_what_comes() -> None:
-    click.echo(
-        "fastload doctor: the command is over; what changes would cost is tried here, for some seconds", err=True
-    )
+    click.echo("fastload doctor: the command has ended; changes are tried for some seconds", err=True)
 
 
 def _figures(records: Records) -> Mapping[str, str | float]:

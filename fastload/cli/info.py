@@ -169,14 +169,14 @@ def _reading(found: FileInfo) -> str:
     if found.read == "pread":
         return f"pread: on {found.file_system} others may truncate a mapped file, which ends the process that reads it"
     if found.held_off:
-        return "map: who writes to the file waits while rows are copied"
+        return "map; writers to the file wait while rows are copied"
     return f"map; {advice('pread')}"
 
 
 def _layout_pairs(layout: ChunkLayout) -> list[tuple[str, str]]:
     chunks = "none (contiguous)"
     if layout.chunks is not None:
-        cut = ", which they cut" if layout.chunks_per_image > 1 else ""
+        cut = ", and they cut images" if layout.chunks_per_image > 1 else ""
         rows = counted(layout.chunk_rows, "image")
         chunks = f"{layout.num_chunks:,} of {rows}{cut} ({format_bytes(layout.chunk_bytes)})"
         if (last := layout.shape[0] % layout.chunk_rows) and not layout.compressed:

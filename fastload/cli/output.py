@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import os
 import re
 import shlex
@@ -114,12 +115,18 @@ def bold(text: object) -> str:
 
 
 def show_warnings_in_one_line() -> None:
-    """Prints the library's warnings as `warning: ...` on stderr, without the line of code they came from."""
+    """Prints the library's warnings, and what it logs, as `warning: ...` on stderr, without the line of code."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {in_lines(str(message))}", err=True)
 
+    class Shown(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            error = record.exc_info[1] if record.exc_info else None
+            show(record.getMessage() + (f": {error}" if error is not None else ""))
+
     warnings.showwarning = show
+    logging.getLogger("fastload").addHandler(Shown(logging.WARNING))
 
 
 def one_line(text: str, most: int = MOST_LETTERS) -> str:

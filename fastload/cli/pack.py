@@ -83,7 +83,7 @@ def pack(
         Any, Option(parser=parse_path, metavar="PATH", group=READ, help="Folder of a table's paths, or of torchvision.")
     ] = None,
     download: Annotated[
-        bool, Option("--download", group=READ, help="Let torchvision fetch what is not in --root.")
+        bool, Option("--download", group=READ, help="Let torchvision download missing files to --root.")
     ] = False,
     limit: Annotated[int | None, Option(group=READ, help="Pack only N images, spread over SRC.")] = None,
     size: Annotated[
@@ -253,7 +253,7 @@ def _pack_shards(
     if given := [name for name, where in sources.items() if where is not None and where.name == "COMMANDLINE"]:
         option = f"--{given[0].replace('_', '-')}"
         raise OptionError(
-            f"`{option}` cannot go with `--shard-index`, which packs what the plan {plan_path(output)} says. Leave it "
+            f"`{option}` cannot go with `--shard-index`, which packs by the plan {plan_path(output)}. Leave it "
             f"out, or make the plan anew with it."
         )
     plan = PlanFile.read(plan_path(output))

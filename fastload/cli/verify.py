@@ -23,9 +23,7 @@ MAX_ROWS = 100
 
 def verify(
     file: PackedName,
-    source: Annotated[
-        Path | None, Option(help="What it was packed from: decode every image again and compare.")
-    ] = None,
+    source: Annotated[Path | None, Option(help="The source of FILE: decode every image again and compare.")] = None,
     root: Annotated[Path | None, Option(help="Folder that a table's paths are relative to.")] = None,
     shard: Annotated[int | None, Option(help="Of an index, check only the shard of this number.")] = None,
     workers: Annotated[int | None, Option(help="Threads and processes to work with; by default one per CPU.")] = None,
@@ -55,10 +53,10 @@ def _print(report: VerifyReport, seconds: float) -> None:
     rows, source, wrong = counted(report.num_rows, "row"), report.source, []
     fix = advice("damaged")
     if not report.header_ok:
-        click.echo("header: its shapes, attributes or digests are not those that were packed")
+        click.echo("header: shapes, attributes or digests changed since packing")
         wrong.append("its header is damaged")
     if report.damaged:
-        not_packed = {what: f"its {what} are not those that were packed" for what in ("pixels", "fields")}
+        not_packed = {what: f"its {what} changed since packing" for what in ("pixels", "fields")}
         _print_some([f"row {row.row} ({row.key}): {not_packed.get(row.what, row.what)}" for row in report.damaged])
         wrong.append(f"{len({row.row for row in report.damaged}):,} of {rows} damaged")
     if source:

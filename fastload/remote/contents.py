@@ -65,7 +65,7 @@ class CacheCheck:
 
     name: str  # its URL
     checked: int  # that were read and hashed
-    wrong: int  # of these, whose bytes are not those that came
+    wrong: int  # of these, whose bytes differ from what was downloaded
     removed: int  # of these, that were removed: the next read fetches them again
     skipped: int  # that another process was fetching
     unreadable: bool = False  # whether its header cannot be read, so that nothing was checked

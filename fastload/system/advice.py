@@ -28,7 +28,7 @@ ADVICE = {
     # `fastload verify`
     "damaged": "Copy the file again, or pack it again",
     "source changed": "The file is what was packed. Where the source was changed on purpose, pack it again",
-    "joined": "the file was joined from several: give each of them to compare the others",
+    "joined": "the file was joined from several sources: give each one to compare the other rows",
     "more damage": "and {count} more of these; `--json` lists all",
     # `fastload bench` and `fastload tune`
     "another size": "since these images differ in size (--size for another one)",
@@ -39,8 +39,7 @@ ADVICE = {
     "tune again": "run it again, once the cache holds the data. `fastload bench {url}` says what the network gives.",
     # `fastload cache`
     "clear cache": "its header in the cache cannot be read. Remove it: `fastload cache clear {url}`.",
-    "room of the cache": "at most {limit} unless Remote(max_bytes=...) says other, nine tenths of what the disk has "
-    "left for it",
+    "room of the cache": "at most {limit}, nine tenths of the free disk space, or as Remote(max_bytes=...) sets it",
     # `fastload pack`
     "strict": "packed though libjpeg warns of them; `--strict` leaves such JPEGs out",
     "strict for kept JPEGs": "JPEGs kept as they are were not decoded: `--strict` leaves out those that libjpeg warns "
@@ -99,7 +98,7 @@ ADVICE = {
     "channels_last": "bring each batch's images into channels_last memory, in which this network takes less time",
     # of batches without images, or with images of their own sizes
     "reading without images": "read from a faster disk, or read more at once and keep it in memory",
-    "decoding without images": "decode once, and keep what comes of it",
+    "decoding without images": "decode once, and keep the result",
     "collate without images": "return tensors of one shape and let torch's default_collate stack them",
     "hand-over without images": "return a few tensors a batch, not arrays or Python objects that are pickled",
     "copy to the device without images": "copy while the step runs: pin_memory=True with .to(device, "
@@ -146,6 +145,7 @@ ADVICE = {
     "os_cache=True",
     "torchdata": "what for was not seen, because the nodes make the batches on threads and processes of their own: try "
     "more num_workers in the ParallelMapper that takes longest",
+    "nvidia-ml-py": "pynvml is not installed: pip install nvidia-ml-py",
     "more seconds": "after {seconds} s the command had not used two batches of a DataLoader; give more --seconds",
     "without isolation": "Start it without that, or use fastload.diagnose(loader) in it",
     "no DataLoader": "the command's Python never used torch's DataLoader, so there is no wait to measure; use "

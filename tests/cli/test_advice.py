@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from contextlib import nullcontext
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import h5py
@@ -45,6 +46,7 @@ def test_every_advice_is_tried_by_a_test():
 
 
 ELSEWHERE = {
+    "rivals.py": "the name of what is compared",
     "chunk_layout.py": "options that fit the file, for the advice `repack`",
     "replacement.py": "the lines to type, which tests/profiling/doctor/test_what_to_type.py types",
     "search.py": "the call to paste, which tests/profiling/tune/test_search.py evaluates",
@@ -360,13 +362,25 @@ def test_images_are_cropped_to_the_size_that_was_given_as_advised(varied):
 
 @tries("seconds for faults")
 def test_reads_are_delayed_when_there_are_more_seconds_as_advised(packed):
-    words = [packed, "--inject", "stall=1@400", "--batch-size", 4]
+    words = [packed, "--inject", "stall=1@100", "--batch-size", 4]
     seconds, text = 0.01, bench(*words, "--seconds", 0.01)
     hear("seconds for faults", text)
     while given("seconds for faults", text) is not None and seconds < 60:
         seconds *= 4
         text = bench(*words, "--seconds", seconds)
     assert "reads delayed by" in text
+
+
+@tries("nvidia-ml-py")
+def test_the_advised_package_is_the_one_that_reads_gpus(monkeypatch):
+    from fastload.profiling.meter.gpus import Gpus
+
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "pynvml", None)
+        hear("nvidia-ml-py", Gpus().absent["gpu"])
+    pytest.importorskip("pynvml")
+    assert "nvidia-ml-py" in packages_distributions()["pynvml"]
+    assert given("nvidia-ml-py", Gpus().absent.get("gpu", "")) is None
 
 
 @tries("import crop")
@@ -755,18 +769,10 @@ def test_loops_without_jpegs_are_said_where_jpegs_are_decoded(
     hear("JPEG decoding", caplog.text)
 
 
-def test_loops_that_are_built_as_advised_are_used(tmp_path):
-    sys.path.insert(0, str(TESTS.parent / "tools"))
-    build_native = pytest.importorskip("build_native")
-    if why := build_native.build(tmp_path / "libfastload.so"):
-        pytest.skip(f"not built here: {why}")
-    code = (
-        "import pathlib, sys; from fastload.system import native; native._PATH = pathlib.Path(sys.argv[1]); "
-        "print(native.described())"
-    )
+@pytest.mark.skipif(native.library() is None, reason="fastload was installed without its compiled loops")
+def test_loops_that_are_there_are_used_unless_somebody_leaves_them_out():
+    code = "from fastload.system import native; print(native.described())"
     for asked, said in (("1", "built"), ("0", "none: FASTLOAD_NATIVE=0 is set")):
-        done = subprocess.run(
-            [sys.executable, "-c", code, tmp_path / "libfastload.so"],
-            capture_output=True, text=True, env={**os.environ, "FASTLOAD_NATIVE": asked}, check=True,
-        )  # fmt: skip
+        env = {**os.environ, "FASTLOAD_NATIVE": asked}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
         assert done.stdout.startswith(said)

@@ -16,7 +16,7 @@ def network_rate(use: NetworkUse) -> str:
     """Returns the bytes a second that came, the requests in flight meanwhile, and how many the server refused."""
     refused = "none refused"
     if use.refused:
-        refused = f"{use.refused:,} of {use.requests:,} refused (the server bears about {use.allowed:.2g} at once)"
+        refused = f"{use.refused:,} of {use.requests:,} refused (the server accepts about {use.allowed:.2g} at once)"
     return (
         f"{format_bytes(use.bytes_per_s)}/s with {use.mean_in_flight:.1f} of at most {use.in_flight} requests in "
         f"flight, {refused}"

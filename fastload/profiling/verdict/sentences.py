@@ -108,7 +108,7 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
         first = verdict.cures[0]
         return (
             f"compute binds: {how}{waited} ({step} a step); first {first.change}: a step would take about "
-            f"{seconds_text(first.step_s)}, {first.gain:.1f} times as fast; those of FastLoader lie there already"
+            f"{seconds_text(first.step_s)}, {first.gain:.1f} times as fast; FastLoader's images lie there already"
         )
     if verdict.cause == "compute":
         free = f" (a loader that costs nothing {all_gain:.2f} times)" if all_gain > _MORE * gain else ""
@@ -162,7 +162,7 @@ def parts_of_step(verdict: Verdict, demands: Demands) -> list[str]:
     ]
     if demands.other_loaders_s >= 0.01 * verdict.step_s:
         waits = seconds_text(demands.other_loaders_s)
-        lines.append(f"of what is called work here, {waits} are waits for batches of other loaders in the same step")
+        lines.append(f"{waits} of this work are waits for batches of other loaders in the same step")
     if line := first_batches(demands, verdict.step_s):
         lines.append(line)
     if others >= OTHERS_FEW * demands.cpus and verdict.cause != OTHER_PROGRAMS:
