@@ -241,23 +241,19 @@ def test_batches_are_made_in_the_forms_that_are_advised(samples):
 
 def test_images_are_packed_smaller_as_advised(tmp_path, image_folder):
     source = image_folder(size=(40, 60))
-    for option, smaller in (("--size", 16), ("--max-size", 20)):
-        done = CliRunner().invoke(app, ["pack", str(source), str(tmp_path / f"{smaller}.h5"), option, str(smaller)])
+
+    def packed_with(*words):
+        path = tmp_path / f"{words[1]}.h5"
+        done = CliRunner().invoke(app, ["pack", str(source), str(path), *words, "--workers", "0"])
         assert done.exit_code == 0, done.output
-        assert PackedDataset(tmp_path / f"{smaller}.h5")[0][0].shape[1] == smaller
-    kept, raw = (
-        CliRunner().invoke(app, ["pack", str(source), str(tmp_path / f"{how}.h5"), "--store", how]).exit_code
-        for how in ("source", "raw")
-    )
-    assert (kept, raw) == (0, 0)
-    encodings = [
-        fastload.inspect_file(tmp_path / f"{how}.h5").stores["images"].encodings[0].name
-        if fastload.inspect_file(tmp_path / f"{how}.h5").stores
-        else "rows"
-        for how in ("source", "raw")
-    ]
-    assert encodings == ["jpeg", "rows"], "rows that are copied, and not decoded"
-    assert "raw" in CliRunner().invoke(app, ["info", str(tmp_path / "source.h5"), "--stores"]).output
+        return path
+
+    for option, smaller in (("--size", 16), ("--max-size", 20)):
+        assert PackedDataset(packed_with(option, str(smaller)))[0][0].shape[1] == smaller
+    kept, raw = packed_with("--store", "source"), packed_with("--store", "raw")
+    assert fastload.inspect_file(kept).stores["images"].encodings[0].name == "jpeg"
+    assert fastload.inspect_file(raw).stores == {}, "rows that are copied, and not decoded"
+    assert "\n  raw " in CliRunner().invoke(app, ["info", str(kept), "--stores"]).output
 
 
 # --- no verdict, or one without a cause -------------------------------------------------------------------------------
