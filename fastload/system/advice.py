@@ -9,8 +9,8 @@ ADVICE = {
     # The machine, in `--version`, `bench` and the log of the first loader that is slow for it.
     "compiled loops": "fastload was installed without its compiled loops, so it decodes and crops images on the CPU at "
     "half to two thirds of the rate: install a C compiler, then fastload again.",
-    "JPEG decoding": "neither Pillow nor the system has a shared libjpeg-turbo from 2.1.5 on, so fastload decodes JPEGs at "
-    "half the rate: install Pillow's wheel, which brings one (pip install --force-reinstall pillow).",
+    "JPEG decoding": "neither Pillow nor the system has a shared libjpeg-turbo from 2.1.5 on, so JPEGs come at half the"
+    " rate: install Pillow as a wheel, which brings one (pip install --force-reinstall --only-binary :all: pillow).",
     # `fastload info`
     "pack images again": "To fix this, pack the original images: `fastload pack IMAGES OUT.h5`.",
     "repack": "To fix this: `fastload repack FILE OUT.h5 {options}`.",

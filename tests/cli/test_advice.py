@@ -767,6 +767,11 @@ def test_loops_without_jpegs_are_said_where_jpegs_are_decoded(
     path = kept_jpegs(image_folder, tmp_path / "a.h5")
     fastload.FastLoader(path, 4, transform=crop)
     hear("JPEG decoding", caplog.text)
+    monkeypatch.undo()
+    native.decodes_jpeg.cache_clear()
+    wheel = [name for name in native._libjpegs() if "pillow" in name]
+    if native.library() is not None and wheel:  # what the wheel brings
+        assert any(map(native._uses_jpeg, wheel)) and native.decodes_jpeg()
 
 
 @pytest.mark.skipif(native.library() is None, reason="fastload was installed without its compiled loops")
