@@ -7,6 +7,7 @@
     python tools/refresh_golden.py bytes     tests/data/golden_bytes.json: what is packed of a small source of each
                                              layout; it says which datasets have changed
     python tools/refresh_golden.py help      tests/data/help-*.txt: the help of every command at three widths
+    python tools/refresh_golden.py pages     docs/commands.md and docs/json.md, made from the commands and their results
 
 The package that is imported makes them: run it in the checkout's root, with `PYTHONPATH=.` unless it is installed with
 `pip install -e`.
@@ -103,11 +104,20 @@ def write_help() -> None:
         print(f"wrote {kept_help(width)}")
 
 
+def write_pages() -> None:
+    """Writes the pages that `reference_pages` makes."""
+    import reference_pages  # imports torch
+
+    reference_pages.write_pages()
+
+
 def main() -> None:
     """Write the files that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("format", "stores", "bytes", "help"))
-    writers = {"format": write_format, "stores": write_stores, "bytes": write_bytes, "help": write_help}
+    parser.add_argument("what", choices=("format", "stores", "bytes", "help", "pages"))
+    writers = {
+        "format": write_format, "stores": write_stores, "bytes": write_bytes, "help": write_help, "pages": write_pages,
+    }  # fmt: skip
     writers[parser.parse_args().what]()
 
 

@@ -22,6 +22,7 @@ from fastload.cli.output import (
     print_table,
     progress_bar,
 )
+from fastload.system.advice import advice
 from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def list_(folder: CacheFolder = None, shared: Shared = False, as_json: AsJson = 
 
 
 def verify(url: CachedUrl = None, folder: CacheFolder = None, shared: Shared = False, as_json: AsJson = False) -> None:
-    """Hash every chunk in the cache, and remove those that are not what came over the network.
+    """Hash every chunk in the cache, and remove chunks that differ from what was downloaded.
 
     The next read fetches them again. Ends with exit code 1 if there were any.
     """
@@ -62,7 +63,7 @@ def verify(url: CachedUrl = None, folder: CacheFolder = None, shared: Shared = F
         with progress_bar("chunks") as advance:
             found = verify_cache(url, _remote(folder, shared), progress=partial(advance, "verifying"))
         if as_json:
-            print_json([one.to_dict() for one in found])
+            print_json({"datasets": [one.to_dict() for one in found]})
         else:
             for one in found:
                 _print_check(one)
@@ -80,9 +81,9 @@ def clear(
     shared: Shared = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a dataset from the cache, or all of them; one that some process has open stays.
+    """Remove a dataset from the cache, or all of them; a dataset that a process has open stays.
 
-    What is removed are copies: the objects stay where they are.
+    Only copies are removed: the objects stay where they are.
     """
     if (url is None) != everything:
         raise click.BadParameter("give the URL of a dataset, or --all.")
@@ -91,8 +92,7 @@ def clear(
 
         found = clear_cache(url, _remote(folder, shared))
         if as_json:
-            names = {name: [one.name for one in getattr(found, name)] for name in ("removed", "in_use")}
-            print_json({**names, "bytes": found.bytes})
+            print_json(found.to_dict())
         else:
             _print_cleared(found)
         if url is not None and found.in_use:
@@ -134,25 +134,24 @@ def _print_contents(found: CacheContents) -> None:
     ]
     print_table(("dataset", "on disk", "chunks", "last used"), rows)
     click.echo(
-        f"  {format_bytes(found.bytes)} in all; at most {format_bytes(found.limit)} unless Remote(max_bytes=...) says "
-        f"other, nine tenths of what the disk has left for it"
+        f"  {format_bytes(found.bytes)} in all; {advice('room of the cache', limit=format_bytes(found.limit_bytes))}"
     )
 
 
 def _print_check(one: CacheCheck) -> None:
     name = one_line(one.name)
     if one.unreadable:
-        print_finding(f"{name}: its header in the cache cannot be read. Remove it: `fastload cache clear {name}`.")
+        print_finding(f"{name}: {advice('clear cache', url=name)}")
         return
     busy = f"; {counted(one.skipped, 'chunk')} not checked, being fetched" if one.skipped else ""
     if not one.wrong:
-        click.echo(f"{name}: {counted(one.checked, 'chunk')}, every one is what came{busy}")
+        click.echo(f"{name}: {counted(one.checked, 'chunk')}, all as downloaded{busy}")
         return
     left = one.wrong - one.removed
     stays = f"; {left:,} of them stay for now, being in use" if left else ""
     print_finding(
-        f"{name}: {one.wrong:,} of {counted(one.checked, 'chunk')} are not what came: {one.removed:,} removed, and "
-        f"fetched again when they are needed{stays}{busy}"
+        f"{name}: {one.wrong:,} of {counted(one.checked, 'chunk')} differ from what was downloaded: {one.removed:,} "
+        f"removed, the next read fetches them again{stays}{busy}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +13,7 @@ import click
 
 from fastload.cli.arguments import Force
 from fastload.cli.command_line import Argument, Option
-from fastload.cli.output import check_report, one_line, one_line_errors
+from fastload.cli.output import check_report, json_text, one_line, one_line_errors
 
 if TYPE_CHECKING:
     from fastload.profiling.doctor.examine import Examined
@@ -48,7 +47,7 @@ def doctor(
         check_command(command)
         if json_path is not None:
             if str(json_path).startswith("-"):
-                raise OptionError(f"--json {json_path}: name a file; what the script prints keeps stdout to itself.")
+                raise OptionError(f"--json {json_path}: name a file; stdout belongs to the script.")
             check_new_file(json_path, force=force)
         check_report(report, force=force)
         if json_path is not None and report is not None and os.path.realpath(json_path) == os.path.realpath(report):
@@ -61,7 +60,7 @@ def doctor(
             # The exit code stays the command's; a file that cannot be written is no reason to leave out the other.
             with suppress(click.exceptions.Exit), one_line_errors():
                 if json_path is not None:
-                    save_text(json.dumps(examined.measured.to_dict(), indent=1) + "\n", json_path, force=force)
+                    save_text(json_text(examined.measured.to_dict()) + "\n", json_path, force=force)
             with suppress(click.exceptions.Exit), one_line_errors():
                 if report is not None:
                     from fastload.profiling.report import write_report
@@ -71,9 +70,7 @@ def doctor(
 
 
 def _say_what_comes() -> None:
-    click.echo(
-        "fastload doctor: the command is over; what changes would cost is tried here, for some seconds", err=True
-    )
+    click.echo("fastload doctor: the command has ended; changes are tried for some seconds", err=True)
 
 
 def _figures(records: Records) -> Mapping[str, str | float]:

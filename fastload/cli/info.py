@@ -23,6 +23,7 @@ from fastload.cli.output import (
     progress_bar,
     splits_pair,
 )
+from fastload.system.advice import advice
 from fastload.system.text import counted, format_bytes, share_text
 
 if TYPE_CHECKING:
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
     from fastload.inspection.shuffle_quality import Measure, ShuffleQuality
 
 
-_NO_STORES = (
-    "--stores measures encodings of a file of this machine, on its disk. Leave --stores out, or give it a copy: "
-    "`fastload repack URL OUT.h5`."
-)
 MAX_CLASSES = 12
 MAX_FIELDS = 40
 MAX_TEXT = 80
@@ -73,7 +70,11 @@ def info(
         if stores:
             from fastload.remote.opening import local_path
 
-            local_path(file, _NO_STORES)
+            local_path(
+                file,
+                "--stores measures encodings of a file of this machine, on its disk. Leave --stores out, or give it a "
+                "copy: `fastload repack URL OUT.h5`.",
+            )
             from fastload.estimate import estimate_file
 
             with progress_bar() as progress:
@@ -88,7 +89,7 @@ def info(
             if estimates:
                 print_encodings(estimates)
             elif found.version is not None and "images" in found.fields and found.cached is None:
-                click.echo("\nFor size and loading rate of other ways to store these images, give `--stores`.")
+                click.echo(f"\n{advice('stores')}")
 
 
 def _print(found: FileInfo) -> None:
@@ -110,12 +111,7 @@ def _print(found: FileInfo) -> None:
         more = f" and {len(found.captions) - 1:,} more" if len(found.captions) > 1 else ""
         pairs.append(("captions", f"of the first image {one_line(found.captions[0])[:MAX_TEXT]!r}{more}"))
     if found.num_shards is not None:
-        pairs.append(
-            (
-                "shards",
-                f"{found.num_shards:,}; HDF5 shows a missing one as zeros: `fastload verify` before other programs",
-            )
-        )
+        pairs.append(("shards", f"{found.num_shards:,}; {advice('verify shards')}"))
     pairs.append(("size", f"{format_bytes(found.file_bytes)} on disk, {format_bytes(found.pixel_bytes)} of pixels"))
     if found.layout:
         pairs += _layout_pairs(found.layout)
@@ -169,20 +165,22 @@ def _mask_classes(found: FileInfo) -> str:
 
 def _reading(found: FileInfo) -> str:
     if found.cached is not None:
-        return f"chunk by chunk over the network, and kept in {found.cached}: `fastload cache list` says how much"
+        return f"chunk by chunk over the network, and kept in {found.cached}: {advice('cache list')}"
     if found.read == "pread":
         return f"pread: on {found.file_system} others may truncate a mapped file, which ends the process that reads it"
     if found.held_off:
-        return "map: who writes to the file waits while rows are copied"
-    return 'map; do not truncate the file while training, which may end the process: read="pread" survives it'
+        return "map; writers to the file wait while rows are copied"
+    return f"map; {advice('pread')}"
 
 
 def _layout_pairs(layout: ChunkLayout) -> list[tuple[str, str]]:
     chunks = "none (contiguous)"
     if layout.chunks is not None:
-        cut = ", which they cut" if layout.chunks_per_image > 1 else ""
+        cut = ", and they cut images" if layout.chunks_per_image > 1 else ""
         rows = counted(layout.chunk_rows, "image")
         chunks = f"{layout.num_chunks:,} of {rows}{cut} ({format_bytes(layout.chunk_bytes)})"
+        if (last := layout.shape[0] % layout.chunk_rows) and not layout.compressed:
+            chunks += f", each stored in full, the last {last / layout.chunk_rows:.0%} filled"
     linear = f", one linear array from byte {layout.first_offset:,}" if layout.linear else ", not linear"
     read = "" if layout.linear else f"{counted(layout.chunks_per_image, 'chunk')}, "
     cost = f"{read}{format_bytes(layout.read_bytes_per_image)} read"
@@ -222,7 +220,7 @@ def _print_fields(fields: Sequence[FieldInfo]) -> None:
         rows.append((field.name, shape_of(field.shape), field.dtype, format_bytes(field.bytes), storage + filters))
     print_table(("field", "shape", "type", "size", "storage"), rows)
     if len(fields) > MAX_FIELDS:
-        click.echo(f"  and {len(fields) - MAX_FIELDS:,} more; `--json` lists all")
+        click.echo(f"  {advice('more fields', count=f'{len(fields) - MAX_FIELDS:,}')}")
 
 
 def _print_quality(found: ShuffleQuality) -> None:

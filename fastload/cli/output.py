@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ import click
 
 from fastload.errors import FastloadError, OutputError, training_needs
 from fastload.remote.options import is_url, shown
+from fastload.system.advice import advice
 from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -113,12 +115,18 @@ def bold(text: object) -> str:
 
 
 def show_warnings_in_one_line() -> None:
-    """Prints the library's warnings as `warning: ...` on stderr, without the line of code they came from."""
+    """Prints the library's warnings, and what it logs, as `warning: ...` on stderr, without the line of code."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {in_lines(str(message))}", err=True)
 
+    class Shown(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            error = record.exc_info[1] if record.exc_info else None
+            show(record.getMessage() + (f": {error}" if error is not None else ""))
+
     warnings.showwarning = show
+    logging.getLogger("fastload").addHandler(Shown(logging.WARNING))
 
 
 def one_line(text: str, most: int = MOST_LETTERS) -> str:
@@ -202,8 +210,7 @@ def print_report(
     """
     pairs = [splits_pair(report.splits), *fields, *changes(report.converted, report.skipped)]
     if report.warned:
-        what = "packed though libjpeg warns of them; `--strict` leaves such JPEGs out"
-        pairs += _named("warned", f"{len(report.warned):,} {what}", report.warned)
+        pairs += _named("warned", f"{len(report.warned):,} {advice('strict')}", report.warned)
     alone = f"; decoding and writing alone {report.decoded_per_s:,.0f}" if report.decoded_per_s else ""
     name, speed = speed_pair(report.images_per_s, unit, report.seconds)
     pairs += [(name, speed + alone), *stored]
@@ -259,10 +266,18 @@ def _named(title: str, what: str, found: Sequence[tuple[str, str]]) -> list[tupl
     return pairs
 
 
-def print_json(value: Any) -> None:
+def json_text(content: Mapping[str, Any]) -> str:
+    """Returns a JSON object as all commands print and write it, without a line break at its end."""
     import json
 
-    click.echo(json.dumps(value, indent=2, default=str))
+    from fastload.timing.results import with_schema
+
+    return json.dumps(with_schema(content), indent=2, default=str)
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """Prints a JSON object, as docs/json.md describes it."""
+    click.echo(json_text(content))
 
 
 def check_report(report: Path | None, *, force: bool) -> None:
@@ -380,14 +395,14 @@ def print_encodings(found: EncodingEstimates) -> None:
     click.echo(f"\nstores, from {found.sampled:,} samples of these images on this machine ({rates})")
     rows = []
     for one in found.stores:
-        from_disk = "?" if one.disk_per_s is None else f"{one.disk_per_s:,.0f}"
+        from_disk = "?" if one.disk_samples_per_s is None else f"{one.disk_samples_per_s:,.0f}"
         sampled = ", ".join(f"{count} {name}" for name, count in one.encodings.items())
         size, share = format_bytes(one.bytes), f"{one.bytes / found.raw_bytes:.0%}"
-        rows.append((one.store, size, share, f"{one.warm_per_s:,.0f}", from_disk, sampled))
+        rows.append((one.store, size, share, f"{one.warm_samples_per_s:,.0f}", from_disk, sampled))
     print_table(("store", "size", "of raw", "from memory", "from this disk", "sampled rows"), rows)
     disk = found.disk
     rate = f"{format_bytes(disk.bytes_per_s)}/s, {disk.note}" if disk.bytes_per_s is not None else disk.note
     pairs = [("disk", rate), ("pick", found.reason)]
     if found.failed:
-        pairs.append(("note", f"{found.failed:,} more samples could not be decoded; `fastload pack` names them"))
+        pairs.append(("note", advice("undecodable", count=f"{found.failed:,}")))
     print_pairs(pairs)

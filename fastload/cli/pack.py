@@ -24,6 +24,7 @@ from fastload.cli.output import (
     print_written,
     progress_bar,
 )
+from fastload.system.advice import advice
 from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def pack(
         Any, Option(parser=parse_path, metavar="PATH", group=READ, help="Folder of a table's paths, or of torchvision.")
     ] = None,
     download: Annotated[
-        bool, Option("--download", group=READ, help="Let torchvision fetch what is not in --root.")
+        bool, Option("--download", group=READ, help="Let torchvision download missing files to --root.")
     ] = False,
     limit: Annotated[int | None, Option(group=READ, help="Pack only N images, spread over SRC.")] = None,
     size: Annotated[
@@ -252,7 +253,7 @@ def _pack_shards(
     if given := [name for name, where in sources.items() if where is not None and where.name == "COMMANDLINE"]:
         option = f"--{given[0].replace('_', '-')}"
         raise OptionError(
-            f"`{option}` cannot go with `--shard-index`, which packs what the plan {plan_path(output)} says. Leave it "
+            f"`{option}` cannot go with `--shard-index`, which packs by the plan {plan_path(output)}. Leave it "
             f"out, or make the plan anew with it."
         )
     plan = PlanFile.read(plan_path(output))
@@ -275,13 +276,9 @@ def _print_plan(plan: PlanFile, source: Path) -> None:
     pairs = [("shards", f"{plan.num_shards:,}")]
     pairs += changes(plan.converted, plan.skipped)
     print_written(f"planned {counted(plan.num_samples, 'sample')}", plan.path, pairs, plan.notes)
-    name = shlex.quote(str(plan.output))
-    click.echo(
-        f"Next, anywhere, for each I from 0 to {plan.num_shards - 1}:\n"
-        f"  fastload pack {shlex.quote(str(source))} {name} --shard-index I\n"
-        f"and then:\n"
-        f"  fastload index {shlex.quote(str(plan.path))} -o {name}"
-    )
+    words = {"source": source, "output": plan.output, "plan": plan.path}
+    quoted = {name: shlex.quote(str(word)) for name, word in words.items()}
+    click.echo(advice("shards of a plan", last=plan.num_shards - 1, **quoted))
 
 
 def _survey(source: Path, output: Path, overwrite: bool, *, named: bool, **options: Any) -> None:
@@ -327,7 +324,7 @@ def _survey(source: Path, output: Path, overwrite: bool, *, named: bool, **optio
         )
         raise click.exceptions.Exit(1)
     if named and exists(output) and not overwrite:
-        print_finding(f"{output}: exists; packing needs `--overwrite` to replace it.")
+        print_finding(advice("overwrite", path=output))
 
 
 def print_packed(report: PackReport, *, overwrite: bool) -> None:

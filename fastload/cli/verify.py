@@ -12,6 +12,7 @@ import click
 from fastload.cli.arguments import AsJson, PackedName
 from fastload.cli.command_line import Option
 from fastload.cli.output import format_seconds, one_line, one_line_errors, print_error, print_json, progress_bar
+from fastload.system.advice import advice
 from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ MAX_ROWS = 100
 
 def verify(
     file: PackedName,
-    source: Annotated[
-        Path | None, Option(help="What it was packed from: decode every image again and compare.")
-    ] = None,
+    source: Annotated[Path | None, Option(help="The source of FILE: decode every image again and compare.")] = None,
     root: Annotated[Path | None, Option(help="Folder that a table's paths are relative to.")] = None,
     shard: Annotated[int | None, Option(help="Of an index, check only the shard of this number.")] = None,
     workers: Annotated[int | None, Option(help="Threads and processes to work with; by default one per CPU.")] = None,
@@ -52,12 +51,12 @@ def verify(
 
 def _print(report: VerifyReport, seconds: float) -> None:
     rows, source, wrong = counted(report.num_rows, "row"), report.source, []
-    fix = "Copy the file again, or pack it again"
+    fix = advice("damaged")
     if not report.header_ok:
-        click.echo("header: its shapes, attributes or digests are not those that were packed")
+        click.echo("header: shapes, attributes or digests changed since packing")
         wrong.append("its header is damaged")
     if report.damaged:
-        not_packed = {what: f"its {what} are not those that were packed" for what in ("pixels", "fields")}
+        not_packed = {what: f"its {what} changed since packing" for what in ("pixels", "fields")}
         _print_some([f"row {row.row} ({row.key}): {not_packed.get(row.what, row.what)}" for row in report.damaged])
         wrong.append(f"{len({row.row for row in report.damaged}):,} of {rows} damaged")
     if source:
@@ -68,11 +67,10 @@ def _print(report: VerifyReport, seconds: float) -> None:
             _print_some([f"missing from the source: {key}" for key in source.missing])
             wrong.append(f"{len(source.missing):,} of {rows} missing from the source")
         if source.of_others:
-            parts = "the file was joined from several: give each of them to compare the others"
-            click.echo(f"not of this source: {len(source.of_others):,} of {rows} ({parts})")
+            click.echo(f"not of this source: {len(source.of_others):,} of {rows} ({advice('joined')})")
             _print_some([f"  {key}" for key in source.of_others])
         if source.extra:
-            only = "in the source only (added since, or left out when it was packed, as by `pack --limit`)"
+            only = "in the source only (added since, or left out when it was packed)"
             click.echo(f"{only}: {len(source.extra):,}")
             _print_some([f"  {key}" for key in source.extra])
         decoded = "exactly the packed pixels"
@@ -87,7 +85,7 @@ def _print(report: VerifyReport, seconds: float) -> None:
         click.echo(f"{one_line(report.name)}: {rows}, every digest matches ({size})")
     else:
         if report.header_ok and not report.damaged:  # only the source is another one
-            fix = "The file is what was packed. Where the source was changed on purpose, pack it again"
+            fix = advice("source changed")
         print_error(f"{report.path}: {', '.join(wrong)}. {fix}.")
 
 
@@ -95,4 +93,4 @@ def _print_some(lines: list[str]) -> None:
     for line in lines[:MAX_ROWS]:
         click.echo(one_line(line))
     if len(lines) > MAX_ROWS:
-        click.echo(f"and {len(lines) - MAX_ROWS:,} more of these; `--json` lists all")
+        click.echo(advice("more damage", count=f"{len(lines) - MAX_ROWS:,}"))

@@ -50,8 +50,8 @@ class EncodingEstimate:
 
     store: str  # as `--store` takes it, "raw, zstd" for pixels that zstd compresses, or "as it is"
     bytes: int  # bytes of all images and masks; rows of varying length leave a few percent more free in their chunks
-    warm_per_s: float  # images a second from memory, decoded in full size by all CPUs, without transforms
-    disk_per_s: float | None  # images a second from the disk; None if its rate is not known
+    warm_samples_per_s: float  # images a second from memory, decoded in full size by all CPUs, without transforms
+    disk_samples_per_s: float | None  # images a second from the disk; None if its rate is not known
     encodings: dict[str, int]  # "raw", "jpeg" or "zstd" -> number of rows of the sample
     loses: bool  # images are encoded as JPEG again, which loses a little
 
@@ -68,11 +68,11 @@ class EncodingEstimates:
     failed: int  # number of samples that could not be read or decoded
     threads: int  # number of threads that decoded
     disk: DiskRate  # how fast the disk is read
-    free_memory: int  # bytes that the page cache may fill
+    free_memory_bytes: int  # bytes that the page cache may fill
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain dicts, lists, strings and numbers, for `json.dumps`."""
-        return asdict(self) | {"disk": {"bytes_per_s": self.disk.bytes_per_s, "told": self.disk.note}}
+        return asdict(self) | {"disk": self.disk._asdict()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,14 +199,17 @@ def pick_encoding(
             f"{stores[0].store}: its {format_bytes(stores[0].bytes)} fit in {memory}; rates of "
             f"{counted(sampled, 'image')} are too uncertain to compare."
         )
-    known = [store for store in possible if store in fitting or store.disk_per_s is not None]
+    known = [store for store in possible if store in fitting or store.disk_samples_per_s is not None]
     if not known:
         chosen = min(possible, key=lambda store: (store.loses, store.bytes))
         return chosen.store, (
             f"{chosen.store}: nothing fits in {memory}, and it is not known how "
             f"fast this disk is read; of what loses nothing it is the smallest, {format_bytes(chosen.bytes)}."
         )
-    rates = {store.store: store.warm_per_s if store in fitting else store.disk_per_s or 0.0 for store in known}
+    rates = {
+        store.store: store.warm_samples_per_s if store in fitting else store.disk_samples_per_s or 0.0
+        for store in known
+    }
     lossless = max((rates[store.store] for store in known if not store.loses), default=0.0)
     worth = [store for store in known if not store.loses or rates[store.store] >= WORTH_LOSS * lossless]
     best = max(rates[store.store] for store in worth)

@@ -15,6 +15,8 @@ from fastload.format.codecs import CODEC_CHUNK_BYTES
 from fastload.format.digests import plain
 from fastload.format.header import PackedFile
 from fastload.format.ragged import ENCODINGS
+from fastload.format.writer import chunk_rows_for
+from fastload.system.advice import advice
 from fastload.system.text import format_bytes
 
 # HDF5 2.0 raised the default chunk cache of a dataset from 1 MiB to 8 MiB.
@@ -23,7 +25,6 @@ CACHE_BYTES = 8 * 2**20 if h5py.version.hdf5_version_tuple >= (2, 0, 0) else OLD
 
 TINY_CHUNK_BYTES = 16 * 2**10
 MANY_CHUNKS = 1000
-PACK_AGAIN = "To fix this, pack the original images: `fastload pack IMAGES OUT.h5`."
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def findings(item: h5py.Dataset, layout: ChunkLayout) -> list[str]:
             f"lies in {layout.chunks_per_image} chunks, together {format_bytes(layout.chunk_bytes_per_image)}, "
             f"{factor:,.0f} times its own {format_bytes(layout.image_bytes)}."
         )
-    if layout.chunks and not layout.compressed and layout.stored_bytes > 1.2 * layout.pixel_bytes:
+    # The last chunk of a packed file is stored in full, too: packing again would change nothing about that.
+    if layout.chunks and not layout.compressed and layout.stored_bytes > 1.2 * _packed_bytes(layout):
         found.append(
             f"Chunks at the border of {name} are stored in full: {format_bytes(layout.stored_bytes)} on disk for "
             f"{format_bytes(layout.pixel_bytes)} of pixels."
@@ -133,10 +135,7 @@ def findings(item: h5py.Dataset, layout: ChunkLayout) -> list[str]:
             f"written: their images read as {plain(item.fillvalue)}. The file is probably incomplete."
         )
     if item.dtype.kind == "f":
-        found.append(
-            f"{name} holds {item.dtype}, {item.dtype.itemsize} times the bytes of uint8. Store uint8, and normalize "
-            f"on the device."
-        )
+        found.append(f"{name} holds {item.dtype}, {item.dtype.itemsize} times the bytes of uint8. {advice('uint8')}")
     if layout.chunks and not layout.linear and (layout.compressed or layout.chunk_bytes_per_image > layout.image_bytes):
         found.append(_gain(layout))
     return found
@@ -151,13 +150,18 @@ def repack_hint(layout: ChunkLayout, *, packed: bool) -> str:
     growth = layout.pixel_bytes / max(layout.stored_bytes, 1)
     small = max(CODEC_CHUNK_BYTES, layout.image_bytes)
     if not layout.compressed or layout.chunk_bytes_per_image < 2 * small or growth < 1.2:
-        return "To fix this: `fastload repack FILE OUT.h5 --codec none`."
+        # A packed file keeps the size of its chunks.
+        larger = ["--chunk-bytes 8MiB"] * (packed and layout.chunk_bytes < TINY_CHUNK_BYTES)
+        plain = ["--codec none"] * (layout.compressed or not larger)
+        return advice("repack", options=" ".join([*plain, *larger]))
     option, does = ("--chunk-bytes 64KiB", "keeps") if packed else ("--codec gzip", "makes")
-    return (
-        f"To fix this: `fastload repack FILE OUT.h5 {option}`, which {does} it compressed, and decodes "
-        f"{format_bytes(small)} for one image; or `--codec none`, which decodes nothing, in a file {growth:.1f} times "
-        f"as large."
-    )
+    return advice("repack compressed", options=option, does=does, size=format_bytes(small), growth=f"{growth:.1f}")
+
+
+def _packed_bytes(layout: ChunkLayout) -> int:
+    """Returns the bytes of the images in a packed file, with what its last chunk leaves free."""
+    rows = chunk_rows_for(layout.image_bytes, layout.shape[0])
+    return -(-layout.shape[0] // rows) * rows * layout.image_bytes
 
 
 def _gain(layout: ChunkLayout) -> str:

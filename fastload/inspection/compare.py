@@ -44,9 +44,9 @@ _TASK_ROWS = 64
 class ChangedRow:
     """A row that differs from what the source holds now, and how."""
 
-    row: int
-    key: str
-    reason: str
+    row: int  # its number in the file
+    key: str  # path of its image in the source
+    reason: str  # how it differs
 
 
 @dataclass(frozen=True)

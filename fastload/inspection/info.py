@@ -21,7 +21,6 @@ from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_hea
 from fastload.format.shards import check_mappings
 from fastload.format.texts import captions_of_row
 from fastload.inspection.chunk_layout import (
-    PACK_AGAIN,
     ChunkLayout,
     RaggedInfo,
     chunk_layout,
@@ -34,6 +33,7 @@ from fastload.read.linear import FILE_SYSTEMS, chosen
 from fastload.remote.opening import FileName, as_given, open_packed, short_name
 from fastload.remote.options import is_url
 from fastload.system import syscalls
+from fastload.system.advice import advice
 from fastload.system.text import text_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class FileInfo:
         path: as given; a URL, without what may be secret in it, is a str.
         version: format version; None for a file that fastload did not write.
         writer: release that wrote it; None for such a file.
-        num_samples: N; for a foreign file the rows of its pixel dataset, 0 without one.
+        num_samples: of a foreign file the rows of its pixel dataset, 0 without one.
         fields: every dataset by name, pixels first.
         splits: name -> (start, stop) of its rows.
         classes: class or attribute names in label order.
@@ -135,10 +135,10 @@ class FileInfo:
             plugins = [one for one in field.filters if one not in _OF_HDF5]
             if plugins:
                 number = next((number for number, known in FILTER_NAMES.items() if known == plugins[0]), 0)
-                found[name] = f"{plugins[0]} (HDF5 filter {number}): pip install hdf5plugin"
+                found[name] = advice("hdf5plugin", filter=plugins[0], number=number)
         for name, ragged in self.stores.items():
             if any(each.name == "zstd" for each in ragged.encodings):
-                found[name] = "zstd, row by row: pip install zstandard"
+                found[name] = advice("zstandard")
         return found
 
     @property
@@ -149,6 +149,7 @@ class FileInfo:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain dicts, lists, strings and numbers, for `json.dumps`."""
         return {
+            "file": self.name,
             **asdict(self),
             "path": str(self.path),
             "needs": self.needs,
@@ -326,7 +327,7 @@ def _inspect(
         found += findings(datasets[pixels], layout)
     elif not header.fields:
         found.append("No dataset looks like images: numbers with three or four axes.")
-    hint = PACK_AGAIN
+    hint = advice("pack images again")
     if header.fields and layout and not layout.missing_chunks:
         hint = repack_hint(layout, packed=header.version is not None)
     return FileInfo(

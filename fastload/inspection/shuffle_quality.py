@@ -105,7 +105,7 @@ class ShuffleQuality:
     split: str | None  # name of the split measured; None for all rows
     num_rows: int  # rows of an epoch, N
     chunk_rows: int  # rows of a chunk; 0: the file has no chunks
-    batch_size: int  # B
+    batch_size: int  # samples of a batch
     labels: str | None  # what `label_mix` uses: `classes`, `attributes`, or None
     default: str  # the shuffle that shuffle=True means for this file
     sampled_rows: int  # samples looked at in an epoch; num_rows if all were

@@ -40,11 +40,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class DamagedRow:
-    """A row whose bytes have changed since packing: `what` is "pixels", "fields", or why the row cannot be read."""
+    """A row whose bytes have changed since packing."""
 
-    row: int
-    key: str
-    what: str
+    row: int  # its number in the file
+    key: str  # path of its image in the source
+    what: str  # "pixels", "fields", or why the row cannot be read
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class VerifyReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain dicts, lists, strings and numbers, for `json.dumps`."""
-        return {"ok": self.ok, **asdict(self), "path": str(self.path)}
+        return {"file": self.name, "ok": self.ok, **asdict(self), "path": str(self.path)}
 
 
 def verify_file(

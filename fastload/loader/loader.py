@@ -62,6 +62,7 @@ from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.thread_stream import ThreadFeed
 from fastload.prefetch.waiting import check_timeout
 from fastload.read.linear import Read, chosen
+from fastload.system import native
 from fastload.system.text import object_html, object_text
 from fastload.timing.clocks import InFlight
 from fastload.timing.probe import LoaderStats, Probe
@@ -252,6 +253,7 @@ class FastLoader:
         self._options = options.with_transforms(transform, echo)
         check_steps(plan, data)
         check_cache(self._options)
+        native.say_once(self._options.why_slow)
         warn_of_fixed_pieces(plan, resolved_share, nodes, file_shuffled=data.shuffled)
         self._epochs = EpochCursor(plan, data.identity)
         self._active: Callable[[], Iteration | None] = lambda: None  # not kept alive

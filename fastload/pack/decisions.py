@@ -22,6 +22,7 @@ from fastload.images.fit import Target
 from fastload.images.image_header import KINDS
 from fastload.pack.pack_options import Bits, EncodingOption, Mode, PackOptions
 from fastload.sources.listing import Listing, first_few
+from fastload.system.advice import advice
 
 _FEW = 0.01  # of the images
 _UINT8 = np.dtype(np.uint8)
@@ -343,12 +344,9 @@ def notes_on_encoding(
         pixels = np.prod(row_sizes(plan, headers)[samples], axis=1).sum() * plan.channels * plan.dtype.itemsize
         times = pixels / max(1, sizes[samples].sum())
         if times >= _LARGER:
-            notes.append(
-                f"Pixels take {times:.0f} times the bytes of these files: `--store source` keeps their JPEGs, to be "
-                f"decoded in each epoch; `--dry-run` shows size and loading rate of each choice."
-            )
+            notes.append(advice("store source", times=f"{times:.0f}"))
     if np.any(own) and not options.strict:
-        notes.append("JPEGs kept as they are were not decoded: `--strict` leaves out those that libjpeg warns of.")
+        notes.append(advice("strict for kept JPEGs"))
     if plan.image_codec != NONE and np.all(own | made):
         rest = "only the masks are compressed" if plan.masks else "nothing is left to compress"
         notes.append(f"Every image is stored as JPEG, which {plan.image_codec.name} makes no smaller: {rest}.")

@@ -376,7 +376,7 @@ def _warned(task: PackTask, row: int, warning: str, amiss: Amiss) -> bool:
     return task.strict
 
 
-_OTHER_PIXELS = "its pixels are not those that were packed (their digest differs)"
+_OTHER_PIXELS = "its pixels changed since packing (their digest differs)"
 
 
 def _digests(pieces: Sequence[Piece]) -> NDArray[np.uint64]:

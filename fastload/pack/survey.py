@@ -65,6 +65,7 @@ from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.plan import permute
 from fastload.sources.listing import Arrays, Listing, first_few, only_arrays
+from fastload.system.advice import advice
 
 _HEADER_BLOCK = 512
 _TRIAL_MASKS = 64
@@ -269,7 +270,7 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
     converted = {name: count for name, count in (conversions(kinds, plan.channels, plan.dtype) | seen).items() if count}
     notes += notes_on_encoding(plan, samples, headers, listing.sizes, options)
     if plan.mask_dtype != np.uint8 and plan.option.kind != "keep":
-        notes.append("Masks are packed as uint16, since their numbers go beyond 255; loss functions want `.long()`.")
+        notes.append(advice("long"))
     if options.codec == "auto" and masks and plan.option.kind != "keep":
         mask_codec, why = _choose_mask_codec(listing, plan, samples, headers)
         plan = replace(plan, mask_codec=mask_codec)
@@ -320,10 +321,7 @@ def _choose_mask_codec(
     codecs = [_PLAIN_CODEC] if plan.masks == "rows" else []
     codecs += [parse_codec("zstd")] if has_zstd() else []
     if not codecs:
-        return NONE, (
-            "Masks are stored as they are: to see whether zstd would make them smaller needs zstandard. Install it "
-            "with: pip install zstandard."
-        )
+        return NONE, advice("zstandard for masks")
     assert listing.files is not None, "masks belong to images"
     encoder = RowEncoder(listing.files, listing.masks, plan)
     count = max(1, min(_TRIAL_MASKS, len(samples), _TRIAL_BYTES * len(samples) // total))
@@ -346,14 +344,11 @@ def _choose_mask_codec(
         return NONE, f"Masks are stored as they are: {chosen} made {count} of them no smaller than {share[chosen]}."
     done = f"Masks are compressed with {chosen}: {count} of them came to {share[chosen]} of their size"
     if chosen.name == "gzip":
-        faster = "" if has_zlib_ng() else " FastLoader reads it twice as fast after: pip install zlib-ng."
+        faster = "" if has_zlib_ng() else f" {advice('zlib-ng')}"
         return chosen, f"{done}. Every HDF5 tool reads that.{faster}"
     if plan.masks == "ragged":
-        return chosen, f"{done}. To read them, as with any rows of varying length, needs: pip install zstandard."
-    return chosen, (
-        f"{done}, with {plain} to {share[plain]}. h5py and other HDF5 tools read them with zstd's filter (pip install "
-        f"hdf5plugin); `--codec gzip` does without."
-    )
+        return chosen, f"{done}. {advice('zstandard to read')}"
+    return chosen, f"{done}, with {plain} to {share[plain]}. {advice('gzip for masks')}"
 
 
 def read_headers(

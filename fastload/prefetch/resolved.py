@@ -27,6 +27,7 @@ from fastload.prefetch.ring import SlotField
 from fastload.prefetch.waiting import Patience
 from fastload.read.linear import Read
 from fastload.remote.shards import RemoteShards
+from fastload.system import native
 from fastload.system.machine import available_memory
 from fastload.timing.network import NetworkUse
 from fastload.transforms import Draws, ImageSpec, check_pipeline
@@ -227,6 +228,16 @@ class Resolved:
     def decodes(self) -> bool:
         """Whether the threads that read decode ragged rows, or have them decoded."""
         return isinstance(self.data, PackedInput) and self.data.ragged
+
+    @property
+    def why_slow(self) -> str:
+        """Why the reading threads decode, crop or transform images slowly here; empty if they do not, or are fast."""
+        if not isinstance(self.data, PackedInput) or self.data.runs_python or self.decodes_on_device:
+            return ""
+        on_cpu = self.backend is None and bool(self.augmentation.transforms)
+        if not (self.decodes or self.size_head is not None or on_cpu):
+            return ""
+        return native.why_slow(self.data.has_jpegs)
 
     @property
     def num_workers(self) -> int:

@@ -29,7 +29,7 @@ from fastload.system.files import read_bytes
 if TYPE_CHECKING:
     from fastload.read.sharded import ShardedReader
 
-CHANGED = "its pixels are not those that were packed (their digest differs)"
+CHANGED = "its pixels changed since packing (their digest differs)"
 
 _CACHE_CHUNKS = 32
 _CHECKED_ROWS = 1 << 16

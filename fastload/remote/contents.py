@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 class CachedContent:
     """One dataset in the cache."""
 
-    folder: Path
+    folder: Path  # of its files, in the cache
     urls: tuple[str, ...]  # that it was read from, without what may be secret in them
     bytes: int  # that its files take on the disk
     chunks: int  # that are there, the headers of shards included
@@ -48,15 +48,15 @@ class CachedContent:
 class CacheContents:
     """Result of `list_cache`."""
 
-    cache: Path
+    cache: Path  # its folder
     datasets: tuple[CachedContent, ...]  # those used last come first
     bytes: int  # that all files of the cache take
-    limit: int  # bound on that, where `Remote(max_bytes=...)` says nothing else
+    limit_bytes: int  # bound on that, where `Remote(max_bytes=...)` says nothing else
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain dicts, lists, strings and numbers, for `json.dumps`."""
-        datasets = [{**asdict(one), "folder": str(one.folder)} for one in self.datasets]
-        return {"cache": str(self.cache), "bytes": self.bytes, "limit": self.limit, "datasets": datasets}
+        datasets = [{"name": one.name, **asdict(one), "folder": str(one.folder)} for one in self.datasets]
+        return {**asdict(self), "cache": str(self.cache), "datasets": datasets}
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class CacheCheck:
 
     name: str  # its URL
     checked: int  # that were read and hashed
-    wrong: int  # of these, whose bytes are not those that came
+    wrong: int  # of these, whose bytes differ from what was downloaded
     removed: int  # of these, that were removed: the next read fetches them again
     skipped: int  # that another process was fetching
     unreadable: bool = False  # whether its header cannot be read, so that nothing was checked
@@ -86,6 +86,11 @@ class Cleared:
     removed: tuple[CachedContent, ...]
     in_use: tuple[CachedContent, ...]  # that were left, since some process has them open
     bytes: int  # that all files of the cache take now
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain dicts, lists, strings and numbers, for `json.dumps`: of datasets their names."""
+        names = {name: [one.name for one in getattr(self, name)] for name in ("removed", "in_use")}
+        return {**names, "bytes": self.bytes}
 
 
 def list_cache(remote: Remote | None = None) -> CacheContents:

@@ -194,7 +194,7 @@ def _check_fields(
     elif len(wrong):
         rows = first_few([f"row {row} ({keys[row]})" for row in wrong.tolist()])
         raise SourceError(
-            f"{file.path}: labels or other values of {len(wrong)} rows are not those that were packed: {rows}. Copy "
+            f"{file.path}: labels or other values of {len(wrong)} rows changed since packing: {rows}. Copy "
             f"the file again, pack it again, or leave them out: `fastload repack {typed(file.path)} OUT.h5 "
             f"--on-error skip`."
         )

@@ -25,6 +25,7 @@ from fastload.sources.pairing import Pairing, files_of, find_pairs, pairs_of_pho
 from fastload.sources.signs import Sign, pack_command
 from fastload.sources.tree import Tree, key_of
 from fastload.sources.webdataset.webdataset import webdataset_evidence
+from fastload.system.advice import advice
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 
@@ -97,7 +98,7 @@ def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Sampl
     found = find_pairs(tree, options.mask_files)
     if options.masks != "none" and found.unclear:
         raise SourceError(f"{tree.given}: {found.unclear[0]}")
-    draft.note("NOT READ: other masks, or pictures of them; `--mask-files` chooses", found.passed)
+    draft.note(advice("mask files"), found.passed)
     fits = f"no mask fits `--mask-files {options.mask_files}`" if options.mask_files else "no image has a mask"
     doubts = "".join(f" {doubt}" for doubt in found.doubts)
     absent = (
@@ -138,14 +139,10 @@ def _palette(draft: Draft, tree: Tree) -> Palette:
         if name.count("/") < 2 and name.lower().endswith((".csv", ".txt")) and tree.sizes[i] < _LARGEST_PALETTE:
             with suppress(OptionError, ImageError):
                 palette = parse_palette(tree.files.read(i), tree.where(i))
-                draft.notes.append(
-                    f"{COLOURS}, of the {len(palette)} classes in {key_of(name)}; `--palette FILE` gives "
-                    "others, and with it `--ignore-index NAME` says which means no class."
-                )
+                known = {"count": len(palette), "file": key_of(name)}
+                draft.notes.append(advice("other palette", colours=COLOURS, **known))
                 return palette
-    draft.notes.append(
-        f"{COLOURS}: `--palette FILE` must say which is which class, in lines such as `128,0,0,building`."
-    )
+    draft.notes.append(advice("palette", colours=COLOURS))
     return ()
 
 

@@ -22,6 +22,7 @@ from fastload.sources.assemble import Draft, Pairs, Samples, children, split_pat
 from fastload.sources.box_forms import CORNERS, BoxSlots, declared_size
 from fastload.sources.listing import SPLIT_ORDER, SourceOptions, first_few
 from fastload.sources.tree import Tree, key_of
+from fastload.system.advice import advice
 from fastload.system.machine import available_memory
 
 CLASSES = tuple(
@@ -160,10 +161,7 @@ def _find_masks(draft: Draft, tree: Tree, root: str, options: SourceOptions) -> 
     if not used:
         draft.notes.append("There are no masks in SegmentationClass: all images of ImageSets/Main are listed.")
         return {}, ""
-    draft.notes.append(
-        f"Masks in {used}: palette indices, {VOID} = border and ignored. Only the images with masks are listed; "
-        "`--masks none` lists all, with their classes."
-    )
+    draft.notes.append(f"Masks in {used}: palette indices, {VOID} = border and ignored. {advice('masks of VOC')}")
     if used == "SegmentationClass" and there["SegmentationClassAug"]:
         draft.notes.append("SegmentationClassAug (SBD) was not used: move SegmentationClass away to pack it.")
     return there[used], used

@@ -1,7 +1,8 @@
 """The compiled loops of native.c, where they were built: rows copied and images made without the GIL, values permuted.
 
-Optional: `library` is None where the package was installed without a C compiler, and every caller does the same in
-NumPy, simplejpeg and torch then. A checkout has it after `python tools/build_native.py`. No torch here.
+Optional: `library` is None where the package was installed without a C compiler, or FASTLOAD_NATIVE=0 is set, and every
+caller does the same in NumPy, simplejpeg and torch then. A checkout has it after `python tools/build_native.py`. No
+torch here.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ import ctypes
 import functools
 import importlib.metadata
 import logging
-from collections.abc import Iterable
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fastload.system.advice import advice
 
 _VERSION = 6  # of native.c's functions
 _PATH = Path(__file__).with_name("libfastload.so")
@@ -35,8 +40,8 @@ _log = logging.getLogger("fastload")
 
 @functools.cache
 def library() -> Any:
-    """Returns the compiled functions, which release the GIL; None where they were not built."""
-    if not _PATH.exists():
+    """Returns the compiled functions, which release the GIL; None where they were not built, or are not wanted."""
+    if _is_unwanted() or not _PATH.exists():
         return None
     try:
         found = ctypes.CDLL(str(_PATH))
@@ -91,13 +96,50 @@ def _uses_jpeg(path: str) -> bool:
     return bool(library().fastload_use_jpeg((ctypes.c_void_p * len(found))(*found)))
 
 
+def _is_unwanted() -> bool:
+    return os.environ.get("FASTLOAD_NATIVE") == "0"
+
+
 def described() -> str:
     """Returns in a few words what is there of it."""
     if library() is None:
-        return "none: installed without a C compiler"
+        return "none: FASTLOAD_NATIVE=0 is set" if _is_unwanted() else "none: installed without a C compiler"
     if decodes_jpeg():
         return "built"
     return "built, without JPEG decoding: neither Pillow nor the system has a shared libjpeg-turbo from 2.1.5 on"
+
+
+def why_slow(has_jpegs: Callable[[], bool]) -> str:
+    """Returns why images are decoded or cropped slowly here, and what to do; empty where nothing is missing.
+
+    `has_jpegs` says whether JPEGs are among them, and is asked only where that matters. The rates are those of
+    `benchmarks/bench_native.py`.
+    """
+    if library() is None and _is_unwanted():
+        return (
+            "FASTLOAD_NATIVE=0 is set: without its compiled loops fastload decodes and crops images on the CPU at half "
+            "to two thirds of the rate."
+        )
+    if library() is None:
+        return advice("compiled loops")
+    return advice("JPEG decoding") if not decodes_jpeg() and has_jpegs() else ""
+
+
+_said = False
+
+
+def say_once(why: str) -> None:
+    """Logs why images are made slowly, as a warning: once a process, and not in processes that it starts."""
+    global _said
+    if why and not _said and multiprocessing.parent_process() is None:
+        _said = True
+        _log.warning("%s", why)
+
+
+def said_elsewhere() -> None:
+    """Says that somebody shows `why_slow` in a place of its own, so that `say_once` need not."""
+    global _said
+    _said = True
 
 
 def _libjpegs() -> Iterable[str]:

@@ -6,10 +6,14 @@ All of them are plain numbers and strings, so that they can be saved as JSON and
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+SCHEMA = 1
+"""Of the JSON that commands print and write: `schema` in all of it. A field that is renamed or removed raises it."""
 
 WAITING = "waiting in the dataset's code"
 """The stage, and the cause, of a dataset whose own code sleeps or waits for the network."""
@@ -19,6 +23,19 @@ NETWORK = "waiting for the network"
 
 STAGES = ("reading", NETWORK, WAITING, "decoding", "transform", "collate", "hand-over", "copy to the device")
 """The stages of making a batch, in order."""
+
+
+def with_schema(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a JSON object as commands print and write it; numbers that are not finite become null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): finite(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {"schema": SCHEMA, **finite(content)}
 
 
 @dataclass(frozen=True)
@@ -43,8 +60,8 @@ class Step:
 class Work:
     """Seconds that threads spent on something: running on a CPU, and blocked by anything but the lack of a CPU."""
 
-    running_s: float = 0.0
-    blocked_s: float = 0.0
+    running_s: float = 0.0  # on a CPU
+    blocked_s: float = 0.0  # by a disk, a lock, a sleep
 
     @property
     def total_s(self) -> float:
@@ -112,16 +129,16 @@ class Verdict:
 class Table:
     """A table of text: a title, column heads and rows."""
 
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    title: str  # what it shows
+    head: tuple[str, ...]  # of its columns
+    rows: tuple[tuple[str, ...], ...]  # as many cells as the head has
 
 
 @dataclass(frozen=True)
 class Lane:
     """When something in a run went on: a loop over a loader, or calls such as `torch.save`."""
 
-    name: str
+    name: str  # of the loop or call
     seconds: float  # in all
     # begin and end of each time, in seconds since the run began; times with hardly anything between them are one
     spans_s: tuple[tuple[float, float], ...]
@@ -174,8 +191,8 @@ class Measured:
     run_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all of it as numbers, strings, lists and dicts; `version` is that of this layout."""
-        return {"version": 1, **asdict(self)}
+        """Returns all of it as numbers, strings, lists and dicts."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)

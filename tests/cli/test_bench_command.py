@@ -31,7 +31,7 @@ def test_the_figures_are_shown_and_the_verdict_comes_last_where_there_is_a_step(
 
 def test_json_is_one_object_and_nothing_else(packed):
     found = json.loads(bench(packed, "--json", "--step", "sim:1000", "--batch-size", 8).stdout)
-    assert found["version"] == 1 and found["file"] == "file.h5"
+    assert found["schema"] == 1 and found["file"] == "file.h5"
     assert found["alone"]["over_take"]["count"] == 5
     assert 0 < found["loop"]["utilization"] <= 1
     assert found["loop"]["measured"]["verdict"]["cause"]

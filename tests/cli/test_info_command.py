@@ -91,7 +91,7 @@ def test_the_stores_are_measured_only_where_that_is_asked(tmp_path):
     assert "from this disk" not in run(path)
     assert "pick raw" in said("info", path, "--stores")
     found = json.loads(run(path, "--stores", "--json"))["store_estimates"]
-    assert found["pick"] == "raw" and found["sampled"] == 6 and set(found["disk"]) == {"bytes_per_s", "told"}
+    assert found["pick"] == "raw" and found["sampled"] == 6 and set(found["disk"]) == {"bytes_per_s", "note"}
     assert [store["store"] for store in found["stores"]] == ["raw", "jpeg:90", "mixed:0.5"]
     assert "store_estimates" not in json.loads(run(path, "--json"))
 

@@ -18,7 +18,7 @@ def test_an_undamaged_file_is_one_line_and_damaged_rows_are_named_with_their_key
         file["images"][7, 0, 0, 0] ^= 1
         file["images"][11] = 0
     result = run("verify", packed_copy, code=1)
-    assert "row 7 (00000007): its pixels are not those that were packed" in result.stdout
+    assert "row 7 (00000007): its pixels changed since packing" in result.stdout
     assert "row 11 (00000011)" in result.stdout
     assert "2 of 20 rows damaged" in result.stderr and result.stderr.count("\n") == 1
     value = json.loads(run("verify", packed_copy, "--json", code=1).stdout)

@@ -25,9 +25,9 @@ def estimated(source, **options):
 
 def by_name(found):
     for store in found.stores:
-        assert store.warm_per_s > 0
-        assert (store.disk_per_s is None) == (found.disk.bytes_per_s is None)
-        assert store.disk_per_s is None or 0 < store.disk_per_s <= store.warm_per_s
+        assert store.warm_samples_per_s > 0
+        assert (store.disk_samples_per_s is None) == (found.disk.bytes_per_s is None)
+        assert store.disk_samples_per_s is None or 0 < store.disk_samples_per_s <= store.warm_samples_per_s
     assert found.pick in {store.store for store in found.stores}
     json.dumps(found.to_dict())
     return {store.store: store for store in found.stores}

@@ -48,21 +48,21 @@ def test_what_is_read_fastest_is_picked(memory, disk_per_s, room, pick, said):
 
 def test_what_loses_something_has_to_be_clearly_faster():
     raw, made, own, _ = stores(150)
-    assert made.disk_per_s is not None and own.disk_per_s is not None
+    assert made.disk_samples_per_s is not None and own.disk_samples_per_s is not None
     assert pick_encoding([raw, own, made], sampled=64, free_memory=GB, room=None)[0] == "source"
     name, reason = pick_encoding([raw, made], sampled=64, free_memory=GB, room=None)
     assert name == "jpeg:90" and "loses a little" in reason
     raw, made, *_ = stores(1500)
-    assert made.disk_per_s is not None and 1.3 * 1500 < made.disk_per_s < 1.5 * 1500
+    assert made.disk_samples_per_s is not None and 1.3 * 1500 < made.disk_samples_per_s < 1.5 * 1500
     assert pick_encoding([raw, made], sampled=64, free_memory=GB, room=None)[0] == "raw"
 
 
 def test_few_samples_say_nothing_of_rates_and_of_about_equal_ones_the_simplest_is_picked():
     raw, *others = stores(100)
-    slow = [replace(raw, warm_per_s=1000), *others]  # slower by chance alone
+    slow = [replace(raw, warm_samples_per_s=1000), *others]  # slower by chance alone
     name, reason = pick_encoding(slow, sampled=1, free_memory=64 * GB, room=None)
     assert name == "raw" and reason.endswith("rates of 1 image are too uncertain to compare.")
     assert pick_encoding(slow, sampled=64, free_memory=64 * GB, room=None)[0] == "mixed:0.5"
     assert pick_encoding(slow, sampled=1, free_memory=3 * GB, room=None)[0] == "source"
-    equal = [replace(raw, warm_per_s=3600), *others]
+    equal = [replace(raw, warm_samples_per_s=3600), *others]
     assert pick_encoding(equal, sampled=64, free_memory=64 * GB, room=None)[0] == "raw"

@@ -78,5 +78,5 @@ def test_an_interrupted_export_goes_on_and_overwrites_no_jpeg_that_was_changed_m
 def test_a_damaged_row_is_named(tmp_path: Path, field: str, row: int) -> None:
     path = varied_file(tmp_path / "a.h5", masks=True)
     flip(path, field, row, -5)
-    with pytest.raises(SourceError, match=rf"00{row}\.jpg is damaged: its pixels are not those that were packed"):
+    with pytest.raises(SourceError, match=rf"00{row}\.jpg is damaged: its pixels changed since packing"):
         export_file(path, tmp_path / "out")

@@ -74,7 +74,7 @@ def test_each_dataset_is_listed_with_what_of_it_is_there(urls, cache):
         (one, 7, 7, False),
         (out, 5, 10, False),  # with a header in each shard
     ]
-    assert found.bytes >= sum(each.bytes for each in found.datasets) > 100 * ROW and found.limit > found.bytes
+    assert found.bytes >= sum(each.bytes for each in found.datasets) > 100 * ROW and found.limit_bytes > found.bytes
     said = called("cache", "list").stdout
     assert f"{out}" in said and "5 of 10" in said and "7 of 7" in said and "ago" in said
     assert json.loads(called("cache", "list", "--json").stdout)["datasets"][0]["urls"] == [one]
@@ -178,10 +178,10 @@ def test_a_wrong_chunk_that_somebody_uses_stays(urls, cache):
 def test_the_commands_exit_by_what_was_wrong(urls, cache):
     out, _ = urls
     assert read_all(out)
-    assert "every one is what came" in called("cache", "verify").stdout
+    assert "all as downloaded" in called("cache", "verify").stdout
     flip_byte(copy_of(cache, "s0.h5"), 4096 + 5 * ROW)
     result = called("cache", "verify", "--json", code=1)
-    assert json.loads(result.stdout)[0]["wrong"] == 1 and "1 wrong chunk in 1 dataset" in result.stderr
+    assert json.loads(result.stdout)["datasets"][0]["wrong"] == 1 and "1 wrong chunk in 1 dataset" in result.stderr
     called("cache", "clear", code=2)
     called("cache", "clear", out, "--all", code=2)
     assert f"{out}: removed" in called("cache", "clear", "--all").stdout

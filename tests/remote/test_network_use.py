@@ -129,7 +129,7 @@ def test_chunks_that_come_again_each_epoch_call_for_a_larger_cache(loader_of, se
 def test_a_server_that_refuses_is_not_to_be_asked_for_more(loader_of, served):
     served.set(requests_per_s=40)
     verdict = train(loader_of(), 1)
-    assert verdict.cause == NETWORK and "refused (the server bears about" in verdict.sentence
+    assert verdict.cause == NETWORK and "refused (the server accepts about" in verdict.sentence
     assert "in_flight=" not in verdict.cures[0].change and "send fewer requests" in verdict.cures[0].change
 
 

@@ -22,6 +22,7 @@ from fastload.profiling.verdict.network import network_facts
 from fastload.profiling.verdict.sentences import others_text
 from fastload.remote.opening import FileName, as_given, short_name
 from fastload.remote.options import is_url
+from fastload.system.advice import advice
 from fastload.system.machine import available_cpus
 from fastload.system.text import format_bytes, seconds_text
 from fastload.timing.results import Measured, Table
@@ -55,6 +56,7 @@ class BenchResult:
     environment: dict[str, str] = field(default_factory=dict)  # as in `Measured`
     cpus: int = field(default_factory=available_cpus)  # that this process may use
     network: tuple[str, ...] = ()  # of a URL, what came over the network in all, in sentences
+    why_slow: str = ""  # why the loader decodes or crops slowly on this machine, and what to do; empty: it does not
     interrupted: bool = False  # whether Ctrl-C ended it early
 
     @property
@@ -64,7 +66,7 @@ class BenchResult:
     @property
     def facts(self) -> Facts:
         """The figures of the loader and its training loop, as text."""
-        facts = []
+        facts = [("slow path", self.why_slow)] if self.why_slow else []
         if self.crop is not None:
             facts.append(("images", crop_text(RandomResizedCrop(self.crop), self.options.size)))
         if (alone := self.alone) is not None:
@@ -128,8 +130,8 @@ class BenchResult:
         return (("CPUs", text),) if text else ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns everything as numbers, strings, lists and dicts; `version` is the version of this format."""
-        found = {"version": 1, "file": short_name(self.path), **asdict(self)}
+        """Returns everything as numbers, strings, lists and dicts; `file` is the name of the path, or the URL."""
+        found = {"file": short_name(self.path), **asdict(self)}
         del found["path"]
         found["options"] |= {"shuffle": str(self.options.shuffle), "source": self.options.source is not None}
         return found
@@ -153,6 +155,7 @@ def run_bench(
     result = BenchResult(
         as_given(path), command, options, subject.batch_size, len(subject.dataset), subject.image_shape,
         crop=subject.crop.size if subject.crop is not None else None, environment=environment(),
+        why_slow=subject.why_slow,
     )  # fmt: skip
     since_s = time.perf_counter()
     try:
@@ -251,7 +254,7 @@ def fault_facts(fault: FaultFigures | KillFigures, cpus: int) -> Facts:
     loop = fault.loop
     delayed = f"{fault.delays:,} reads delayed by {seconds_text(fault.delayed_s)} in all"
     if not fault.delays:
-        delayed = "no read was delayed in that time (more --seconds would help)"
+        delayed = advice("seconds for faults")
     waited = f"the step waited {_percent(loop.stall_share)} of the time, at longest {seconds_text(loop.longest_wait_s)}"
     facts = [
         (fault.fault, f"{_rate(fault.samples_per_s)}, {_ratio(fault.ratio)} of the rate without{others}"),

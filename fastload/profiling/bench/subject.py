@@ -22,6 +22,8 @@ from fastload.plan import Shuffle
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.profiling.bench.passes import TimedPass, repeat_epochs, run_for
 from fastload.remote.options import is_url
+from fastload.system import native
+from fastload.system.advice import advice
 from fastload.system.files import drop
 from fastload.timing.network import NetworkUse
 from fastload.transforms import RandomResizedCrop
@@ -69,6 +71,7 @@ class Subject:
     Attributes:
         crop: the loader's only transform; None: it has none.
         image_shape: (C, H, W) of the file's images, 0 where they differ.
+        why_slow: why its loader decodes or crops slowly on this machine; empty if it does not.
 
     Raises:
         MissingFileError, FormatError: the file is missing or cannot be read.
@@ -97,8 +100,11 @@ class Subject:
         data = PackedInput(self.dataset)
         self.crop = crop_for(data, options.size)
         # The loader checks its options, so wrong ones fail before anything is measured.
+        native.said_elsewhere()  # the results say it
         self._loader: FastLoader | None = self.loader()
         self.device = torch.device(options.device or "cpu")
+        on_cpu = data.ragged or (self.crop is not None and self.device.type == "cpu")
+        self.why_slow = native.why_slow(data.has_jpegs) if on_cpu else ""
         self.image_shape = data.image_spec()[0]
 
     def network_use(self, since_s: float) -> NetworkUse | None:
@@ -223,7 +229,7 @@ def crop_call(crop: RandomResizedCrop) -> str:
 
 def crop_text(crop: RandomResizedCrop, size: int | Sequence[int] | None) -> str:
     """Returns a sentence on what the crop does to the images, and why there is one unless its size was asked for."""
-    why = "" if size is not None else ", since these images differ in size (--size for another one)"
+    why = "" if size is not None else f", {advice('another size')}"
     return f"{crop_call(crop)} makes them {crop.size[0]} x {crop.size[1]}{why}"
 
 

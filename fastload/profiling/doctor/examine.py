@@ -26,6 +26,7 @@ from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.demands import costs_of
 from fastload.profiling.verdict.loop_model import FastLoaderCosts
 from fastload.profiling.verdict.sentences import OTHER_PROGRAMS
+from fastload.system.advice import advice
 from fastload.system.machine import available_cpus
 from fastload.system.text import seconds_text
 from fastload.timing.results import Lane, Measured, Verdict, Work, mean_stages
@@ -352,7 +353,7 @@ def _why_no_verdict(records: Records, command: Sequence[str], ended: Ended, seco
     if ended.code and not ended.interrupted:
         return f"the command failed, with exit code {ended.code}, before it had used two batches of a DataLoader"
     if ended.interrupted and seconds is not None and ended.elapsed_s >= seconds:
-        return f"after {seconds:g} s the command had not used two batches of a DataLoader; give more --seconds"
+        return advice("more seconds", seconds=f"{seconds:g}")
     if not records.num_processes:
         isolated = [word for word in command if re.match(r"-(?!-).*[IES]", word)]
         why = (
@@ -361,13 +362,10 @@ def _why_no_verdict(records: Records, command: Sequence[str], ended: Ended, seco
             else "the command started no Python, or one with -I, -E or -S (which ignore PYTHONPATH or sitecustomize), "
             "or one whose environment was cleared"
         )
-        return f"nothing was recorded: {why}. Start it without that, or use fastload.diagnose(loader) in it"
+        return f"nothing was recorded: {why}. {advice('without isolation')}"
     if not records.saw_torch:
-        return "the command's Python never used torch's DataLoader, so there is no wait to measure; use fastload.Meter"
-    return (
-        "no DataLoader was iterated for two batches or more, so there is no step to measure. Does the script load its "
-        "data in another way? Then use fastload.Meter in it"
-    )
+        return advice("no DataLoader")
+    return f"no DataLoader was iterated for two batches or more, so there is no step to measure. {advice('no steps')}"
 
 
 def loader_that_binds(records: Records) -> LoaderRecord | None:

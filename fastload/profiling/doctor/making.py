@@ -11,6 +11,7 @@ from dataclasses import replace
 from fastload.profiling.doctor.kernel import WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord
 from fastload.profiling.verdict.replacement import is_known, our_name
+from fastload.system.advice import advice
 from fastload.system.text import seconds_text
 from fastload.timing.results import WAITING, BatchWork, Work
 
@@ -25,20 +26,14 @@ _CONVERTS = frozenset({
 _BEGINS = 2.0  # times as much as a usual batch costs a worker's first one, from which on it is part of its start
 _LEAST_FEW, _LEAST_MANY = 2, 10  # waits; of fewer nothing is concluded
 
-# Packages whose loaders make batches where nothing is timed, by the first part of their name.
-_MAKERS = {
-    "nvidia": "what for was not seen, because DALI makes the batches outside of Python: try more num_threads, a larger "
-    "prefetch_queue_depth or decoding on the GPU (device='mixed')",
-    "ffcv": "what for was not seen, because FFCV makes the batches in compiled code: try more num_workers, "
-    "os_cache=True or smaller images",
-    "torchdata": "what for was not seen, because the nodes make the batches on threads and processes of their own: try "
-    "more num_workers in the ParallelMapper that takes longest",
-}
+# Packages whose loaders make batches where nothing is timed, by the first part of their name, and their advice.
+_MAKERS = {"nvidia": "DALI", "ffcv": "FFCV", "torchdata": "torchdata"}
 
 
 def unseen(loader: LoaderRecord) -> str:
     """Returns why nobody saw what a loader's batches cost, and what to do; empty: somebody did."""
-    return "" if loader.fetches else _MAKERS.get(loader.facts["kind"].split(".")[0], "")
+    maker = _MAKERS.get(loader.facts["kind"].split(".")[0])
+    return "" if loader.fetches or maker is None else advice(maker)
 
 
 def seen_at_work(loader: LoaderRecord) -> tuple[str, list[str]]:

@@ -16,7 +16,7 @@ from fastload.errors import OutputError
 from fastload.profiling.meter.loops import Totals
 from fastload.profiling.meter.sampler import environment
 from fastload.system.files import check_new_file, save_text
-from fastload.timing.results import Step
+from fastload.timing.results import Step, with_schema
 
 StrPath = str | os.PathLike[str]
 
@@ -49,7 +49,7 @@ def json_line(kind: str, figures: Mapping[str, Any]) -> str:
 
 def head_line() -> str:
     """Returns the first line of a file: its format, and where it was made."""
-    return json_line("meter", {"version": 1, "environment": environment()})
+    return json_line("meter", with_schema({"environment": environment()}))
 
 
 def step_line(number: int, step: Step, loop: int) -> str:

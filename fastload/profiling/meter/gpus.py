@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-GPU_EXTRA = "pynvml is not installed: pip install nvidia-ml-py"
+from fastload.system.advice import advice
+
+GPU_EXTRA = advice("nvidia-ml-py")
 
 _COUNTERS: dict[str, Callable[[Any, Any], float]] = {
     "utilization_percent": lambda nvml, one: nvml.nvmlDeviceGetUtilizationRates(one).gpu,

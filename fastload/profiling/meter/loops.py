@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from fastload.distributed.ranks import cpus_of_rank
 from fastload.errors import OptionError
 from fastload.profiling.verdict import Demands
+from fastload.system.advice import advice
 from fastload.timing.clocks import Clock, CudaClock, HostClock
 from fastload.timing.network import NetworkUse
 from fastload.timing.probe import Probe, WorkerInfo
@@ -206,9 +207,7 @@ def demands_of(
         alone_s=totals.samples / totals.steps / alone_samples_per_s if alone_samples_per_s and totals.steps else 0.0,
         others_cpus=others_cpus,
         network=network,
-        waits_only=""
-        if loop.probe is not None
-        else "this loader does not say what for, fastload.diagnose(loader) or `fastload doctor` does",
+        waits_only="" if loop.probe is not None else advice("diagnose"),
         compression_ratio=info.compression_ratio,
     )
 

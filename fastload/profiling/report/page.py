@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
@@ -16,7 +15,7 @@ from markupsafe import Markup
 
 from fastload.profiling.report.sections import key_figures, sections, shares
 from fastload.system.text import number_text, seconds_text, share_text
-from fastload.timing.results import Measured, Table
+from fastload.timing.results import Measured, Table, with_schema
 
 LONG = 110
 """Number of characters from which a sentence is set in a smaller font."""
@@ -35,7 +34,7 @@ def make_page(runs: Sequence[Measured]) -> str:
         "share": share_text, "number": number_text, "seconds": seconds_text, "numeric": _is_number, "code": _with_code,
         "capital": _capital,
     }  # fmt: skip
-    data = runs[0].to_dict() if len(runs) == 1 else {"version": 1, "runs": [run.to_dict() for run in runs]}
+    data = with_schema(runs[0].to_dict() if len(runs) == 1 else {"runs": [run.to_dict() for run in runs]})
     return environment.from_string(template).render(
         title=" · ".join(run.title for run in runs[:3]) or "nothing measured",
         long=LONG,
@@ -71,16 +70,8 @@ def _overview(runs: Sequence[Measured]) -> Table:
 
 
 def _json(data: Any) -> str:
-    """Returns JSON that is safe inside a script element; numbers that are not finite become null."""
-
-    def finite(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {str(key): finite(one) for key, one in value.items()}
-        if isinstance(value, list | tuple):
-            return [finite(one) for one in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    text = json.dumps(finite(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=str)
+    """Returns JSON that is safe inside a script element."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=str)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 

@@ -23,6 +23,7 @@ from fastload.profiling.report.plots import (
     plot_stages,
     plot_steps,
 )
+from fastload.system.advice import advice
 from fastload.system.text import format_bytes, number_text, seconds_text, share_text
 from fastload.timing.results import Measured, Table, Work
 
@@ -31,10 +32,7 @@ DUTY_CYCLE = (
     "GPU's units it kept busy. A high figure does not show that the GPU is used well; the headspace shows what a "
     "loader could still win."
 )
-NO_GPU = (
-    "No GPU was read: there is no NVIDIA GPU, its driver gave no counters, or the package that asks it is missing "
-    "(`pip install nvidia-ml-py`)."
-)
+NO_GPU = f"No GPU was read: there is no NVIDIA GPU, its driver gave no counters, or {advice('nvidia-ml-py')}."
 _ALL_OF_IT = 0.9  # of a run; a picture of one loop that takes so much shows nothing
 NO_STEPS = "No step of a training loop was measured: the run ended before its second batch, or had no loop."
 

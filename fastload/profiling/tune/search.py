@@ -35,6 +35,7 @@ from fastload.profiling.verdict.sentences import OTHERS_FEW
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.remote.opening import short_name
 from fastload.remote.shards import RemoteShards
+from fastload.system.advice import advice
 from fastload.system.files import drop
 from fastload.system.text import counted, format_bytes
 from fastload.timing.results import Measured, Table
@@ -134,10 +135,13 @@ class Tuned:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain dicts, lists, strings and numbers; `version` is the version of this format."""
-        rows = [row.to_dict() | {"over_budget": not fits(row, self.cpu_budget)} for row in self.rows]
-        chosen = self.chosen and self.chosen.row.to_dict() | {"reason": self.chosen.reason}
-        found = {"version": 1, **asdict(self), "chosen": chosen, "rows": rows}
+        """Returns plain dicts, lists, strings and numbers; `file` is the name of the file or dataset."""
+
+        def shown(row: Row) -> dict[str, Any]:
+            return row.to_dict() | {"over_budget": not fits(row, self.cpu_budget)}
+
+        chosen = self.chosen and {**shown(self.chosen.row), "reason": self.chosen.reason}
+        found = {"file": self.name, **asdict(self), "chosen": chosen, "rows": [shown(row) for row in self.rows]}
         del found["name"]
         return found
 
@@ -199,9 +203,7 @@ class Search:
         self._begun_s = self._until_s = 0.0
         self._notes: list[str] = []
         if self.crop is not None:
-            self._notes.append(
-                f"{crop_text(self.crop, options.size)}; from fastload.transforms import RandomResizedCrop."
-            )
+            self._notes.append(f"{crop_text(self.crop, options.size)}; {advice('import crop')}")
         if self._tried_size < self.batch_size:
             self._notes.append(f"Tried in batches of {self._tried_size}, because a sample takes long to load here.")
 
@@ -236,7 +238,7 @@ class Search:
                 pairs = zip(best.trials, base.trials, strict=False)
                 result.gain = tuple(way.samples_per_s / one.samples_per_s for way, one in pairs)
         if self._over:
-            self._notes.append("The time was up before all candidates had run often enough; give more --seconds.")
+            self._notes.append(advice("seconds for candidates"))
         if (step := self._step) is not None:
             result.step = step.name
             result.step_on_cpu = isinstance(step, NetworkStep) and step.device.type == "cpu"
@@ -246,12 +248,12 @@ class Search:
             self._notes.append(
                 f"Other programs used up to {max(row.others_cpus or 0.0 for row in disturbed):.2f} of the "
                 f"{self.traits.cpus} CPUs beside {len(disturbed)} of {len(result.rows)} rows: these are not the "
-                f"machine's figures. End those programs, and run it again."
+                f"machine's figures. {advice('other programs')}"
             )
         if came:
             self._notes.append(
-                f"{came} came over the network in these trials, and the rates of the first ones are the network's: run "
-                f"it again, once the cache holds the data. `fastload bench {self._path}` says what the network gives."
+                f"{came} came over the network in these trials, and the rates of the first ones are the network's: "
+                f"{advice('tune again', url=self._path)}"
             )
         result.notes, result.elapsed_s = tuple(self._notes), time.perf_counter() - self._begun_s
         return result

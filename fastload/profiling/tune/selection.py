@@ -34,7 +34,7 @@ class Trial:
 class Row:
     """A candidate and its measurements."""
 
-    candidate: Candidate
+    candidate: Candidate  # the arguments
     trials: tuple[Trial, ...]  # at least one
     first_batch_s: float = 0.0  # time to its first batch, without imports
     memory_bytes: int = 0  # anonymous and shared memory that it added

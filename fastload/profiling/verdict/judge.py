@@ -22,6 +22,7 @@ from fastload.profiling.verdict.sentences import (
     parts_of_step,
     sentence_of,
 )
+from fastload.system.advice import advice
 from fastload.system.text import seconds_text
 from fastload.timing.results import NETWORK, WAITING, Remedy, Verdict, Work
 
@@ -135,8 +136,8 @@ def _held(demands: Demands, costs: Costs, step_s: float, stall_share: float, bes
     """Returns the verdict on a loop beside other programs: these first, and no gains."""
     sentence = (
         f"other programs hold the machine: they use {demands.others_cpus:.1f} of its {demands.cpus} CPUs, and "
-        f"{stall_share:.0%} of the time the step waits for data ({seconds_text(step_s)} a step); what limits it "
-        f"without them cannot be told: end them, and run it again"
+        f"{stall_share:.0%} of the time the step waits for data ({seconds_text(step_s)} a step); "
+        f"{advice('end other programs')}"
     )
     verdict = Verdict(OTHER_PROGRAMS, sentence, (), step_s, stall_share, free_step_s=best_s)
     return replace(verdict, evidence=(*evidence_of(verdict, demands, costs), *demands.notes))
@@ -147,8 +148,8 @@ def _started(demands: Demands, costs: Costs, step_s: float, stall_share: float, 
     count, started_s = demands.num_steps or len(demands.steps), sum(demands.startups_s)
     sentence = (
         f"worker start-up dominates a run of {count} steps: {stall_share:.0%} of the time the step waits for data "
-        f"({seconds_text(step_s)} a step), {seconds_text(started_s)} of it until the first batch of an epoch; a longer "
-        f"run hides that: judge one of {max(100, 10 * count):,} steps or more"
+        f"({seconds_text(step_s)} a step), {seconds_text(started_s)} of it until the first batch of an epoch; "
+        f"{advice('longer run', count=f'{max(100, 10 * count):,}')}"
     )
     verdict = Verdict("worker start-up", sentence, (), step_s, stall_share, free_step_s=best_s)
     return replace(verdict, evidence=(*evidence_of(verdict, demands, costs), *demands.notes))
@@ -167,7 +168,7 @@ def _judged_by_waits(demands: Demands, step_s: float, waited_s: float) -> Verdic
         if binds
         else f"compute binds: only {waits}, so that no loader could make it more than {gain:.2f} times as fast"
     )
-    remedy = Remedy("", "find out what the loader waits for", fed_s, gain)
+    remedy = Remedy("", advice("find out"), fed_s, gain)
     cause, cures = ("", (remedy,)) if binds else ("compute", ())
     verdict = Verdict(cause, sentence, (), step_s, share, cures, worth_making=binds, free_step_s=fed_s)
     return replace(verdict, evidence=(*parts_of_step(verdict, demands), *demands.notes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastload.profiling.verdict.demands import Demands
+from fastload.system.advice import advice
 from fastload.system.text import format_bytes
 from fastload.timing.network import NetworkUse
 
@@ -15,7 +16,7 @@ def network_rate(use: NetworkUse) -> str:
     """Returns the bytes a second that came, the requests in flight meanwhile, and how many the server refused."""
     refused = "none refused"
     if use.refused:
-        refused = f"{use.refused:,} of {use.requests:,} refused (the server bears about {use.allowed:.2g} at once)"
+        refused = f"{use.refused:,} of {use.requests:,} refused (the server accepts about {use.allowed:.2g} at once)"
     return (
         f"{format_bytes(use.bytes_per_s)}/s with {use.mean_in_flight:.1f} of at most {use.in_flight} requests in "
         f"flight, {refused}"
@@ -40,29 +41,24 @@ def network_changes(demands: Demands) -> list[str]:
     """Returns what to change where the network binds, imperative clauses, that which gains most first."""
     use = demands.network
     if use is None:
-        return ["keep the data on this machine"]
+        return [advice("keep on this machine")]
     refuses = use.refused > _REFUSED * use.requests
     again = use.again / use.chunks if use.chunks else 0.0
     fits = use.dataset_bytes <= use.room_bytes
+    sizes = {"room": format_bytes(use.room_bytes), "size": format_bytes(use.dataset_bytes)}
     found = []
     if again >= _AGAIN and not fits:
-        found.append(
-            f"give the cache room for more: Remote(max_bytes=...), of {format_bytes(use.room_bytes)} now; the data are "
-            f"{format_bytes(use.dataset_bytes)}, and {again:.0%} of what came had been evicted before"
-        )
+        found.append(advice("more room", share=f"{again:.0%}", **sizes))
     if refuses:
-        found.append("send fewer requests: pack larger chunks (--chunk-bytes), or ask for a higher limit there")
+        found.append(advice("fewer requests"))
     elif use.mean_in_flight >= _USED * min(use.in_flight, use.allowed):
-        more = f"ask for more at once: Remote(in_flight={2 * use.in_flight}) instead of {use.in_flight}"
+        more = advice("more requests", count=2 * use.in_flight, now=use.in_flight)
         found.insert(0 if again < _MOSTLY_AGAIN else len(found), more)
     if use.nodes > 1 and not use.by_node:
-        found.append(f'let each of {use.nodes} nodes keep a part of its own: FastLoader(share="node")')
+        found.append(advice("share of a node", count=use.nodes))
     if again < _AGAIN and not fits:
-        found.append(
-            f"give the cache room for all: Remote(max_bytes=...), of {format_bytes(use.room_bytes)} now; the data are "
-            f"{format_bytes(use.dataset_bytes)}"
-        )
-    found.append("bring the data nearer: a bucket in this machine's region, or a faster network")
+        found.append(advice("room for all", **sizes))
+    found.append(advice("nearer"))
     if fits and again < _AGAIN:
-        found.append("train on: later epochs find in the cache what the first one fetched")
+        found.append(advice("train on"))
     return found

@@ -161,8 +161,7 @@ def _notes(plain: PlainLoader, *, keeps_transform: bool) -> list[str]:
         )
     if not plain.same_labels:
         notes.append(
-            "labels are those that fastload pack finds (class folders by name, or tables): compare them with the "
-            "dataset's"
+            "labels: as fastload pack finds them (class folders by name, or tables); compare them with the dataset's"
         )
     if plain.sampler == "SequentialSampler":
         notes.append("rows come in the file's order, which is shuffled unless it is packed with --no-shuffle")
@@ -181,5 +180,5 @@ def _notes(plain: PlainLoader, *, keeps_transform: bool) -> list[str]:
             f"what else that does has to be added"
         )
     if plain.sampler not in _ORDERS:
-        notes.append(f"the order is shuffled evenly, in place of that of {plain.sampler}")
+        notes.append(f"the order is an even shuffle, not that by {plain.sampler}")
     return notes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastload.profiling.verdict.demands import PACKED, Costs, Demands
 from fastload.profiling.verdict.network import network_changes, network_facts, network_rate
 from fastload.profiling.verdict.replacement import to_type
+from fastload.system.advice import ADVICE, advice
 from fastload.system.text import seconds_text, share_text
 from fastload.timing.network import NetworkUse
 from fastload.timing.results import NETWORK, WAITING, Verdict
@@ -13,22 +14,6 @@ FASTLOAD_HELPS = frozenset(
     {"reading", "decoding", "collate", "hand-over", "copy to the device", "worker start-up", "lock contention"}
 )
 """Causes that disappear when the data are packed and loaded by FastLoader."""
-
-_CHANGES = {
-    "reading": "pack the files (fastload pack) and feed them with FastLoader, or put them on a faster disk",
-    "decoding": "decode once, with fastload pack, and feed the pixels with FastLoader",
-    "transform": "move this Python code to the device (fastload.transforms has crops, flips, colour, erasing), or make "
-    "it one call that frees the GIL",
-    "collate": "return tensors of one shape and let torch's default_collate stack them, or use FastLoader, which fills "
-    "batches in place",
-    "hand-over": "return a few tensors a batch, not arrays or Python objects that are pickled; FastLoader passes slot "
-    "numbers",
-    "copy to the device": "copy while the step runs: pin_memory=True with .to(device, non_blocking=True), or "
-    "FastLoader(device=...)",
-    "worker start-up": "persistent_workers=True, so that workers live from epoch to epoch",
-    "a slow sample now and then": "find out what is special about those samples, and pack, shrink or leave them out",
-    "lock contention": "read without the lock: a file packed by fastload is read by any number of threads or processes",
-}
 
 OTHER_PROGRAMS = "other programs"
 
@@ -39,24 +24,7 @@ CAUSES = (
 )  # fmt: skip
 """The causes that a verdict can name."""
 
-# Of batches that hold no images, or images of sizes of their own in a list: a FastLoader would not give the same ones.
-_OTHER_CHANGES = {
-    "reading": "read from a faster disk, or read more at once and keep it in memory",
-    "decoding": "decode once, and keep what comes of it",
-    "collate": "return tensors of one shape and let torch's default_collate stack them",
-    "hand-over": "return a few tensors a batch, not arrays or Python objects that are pickled",
-    "copy to the device": "copy while the step runs: pin_memory=True with .to(device, non_blocking=True)",
-    "transform": "make this Python code cheaper: work on whole batches, or one call for all of it that frees the GIL",
-    "lock contention": "read without the lock: give each worker a file of its own, or read whole batches at once",
-}
-
-_FASTLOADER_CHANGES = {
-    "reading": "a faster disk, more memory for the page cache, or smaller images (fastload pack --size)",
-    "transform": "let the GPU do it (device='cuda'), give it more workers, or pack smaller images (--size)",
-    "copy to the device": "keep the rows there: FastLoader(cache='device')",
-    "hand-over": "return fewer or smaller fields, each of one shape",
-}
-
+_OF_FASTLOADER = frozenset({"reading", "transform", "copy to the device", "hand-over"})
 
 OTHERS_FEW = 0.05
 """Share of the CPUs from which other programs are said to disturb a figure.
@@ -75,45 +43,39 @@ _WORTH_NAMING = 0.02  # of the run
 def change_for(cause: str, demands: Demands, workers: int) -> str:
     """Returns the change to make for a cause, as an imperative clause."""
     if cause == WAITING and not workers:
-        return f"ask for less, or keep a copy on this machine: {demands.workers} workers get no more than fewer do"
+        return advice("keep a copy", count=demands.workers)
     if cause == NETWORK:
         return network_changes(demands)[0]
     if cause in ("too few workers", "too many workers", WAITING):
         name = "workers" if demands.is_fastload else "num_workers"
-        return f"{name}={workers} instead of {demands.workers}"
+        return advice("number of workers", name=name, count=workers, now=demands.workers)
     if cause == "compute":
-        return "bring each batch's images into channels_last memory, in which this network takes less time"
+        return advice("channels_last")
     if cause == "worker start-up" and len(demands.startups_s) == 1:
-        return "make it cheaper: import less in the script that workers import again, or judge a longer run"
+        return advice("worker start-up once")
     if cause == "hand-over" and demands.as_one_tensor is not None and demands.tensors > 1:
-        return f"hand each batch over as one tensor, and take it apart in the loop: it has {demands.tensors} now"
-    if not demands.images and not demands.is_fastload and cause in _OTHER_CHANGES:
-        return _OTHER_CHANGES[cause]
+        return advice("hand-over as one", count=demands.tensors)
+    # Batches without images, or of images of their own sizes in a list: a FastLoader would not give the same ones.
+    if not demands.images and not demands.is_fastload and f"{cause} without images" in ADVICE:
+        return advice(f"{cause} without images")
     if cause == "transform" and demands.packs_transform:
-        return "pack the images (fastload pack), and let FastLoader transform them"
+        return advice("transform by FastLoader")
     if cause == "transform" and not demands.is_fastload and not demands.on_device:
-        return "make this Python code cheaper: smaller images, or one call for all of it that frees the GIL"
+        return advice("transform on the CPU")
     if demands.compression_ratio and cause == "decoding":  # of rows that FastLoader decodes itself
         more_workers = ", or give it more workers" if demands.workers < demands.cpus else ""
-        return (
-            f"run fastload pack again, with --store raw (rows are copied then, of about "
-            f"{demands.compression_ratio:.2g} times the bytes) or with a smaller --max-size{more_workers}; "
-            f"`fastload info FILE --stores` has the numbers"
-        )
-    if demands.is_fastload and cause in _FASTLOADER_CHANGES:
-        return _FASTLOADER_CHANGES[cause]
-    return _CHANGES[cause]
+        return advice("decoding of FastLoader", times=f"{demands.compression_ratio:.2g}", workers=more_workers)
+    return advice(f"{cause} of FastLoader" if demands.is_fastload and cause in _OF_FASTLOADER else cause)
 
 
 def how_to(cause: str, demands: Demands, workers: int) -> str:
     """Returns what to type for a change; "" where `change_for` says all."""
     if workers and not demands.is_fastload:
-        how = f"DataLoader(..., num_workers={workers})"
-        return f"{how}; as fast if what they wait for answers {workers} at once" if cause == WAITING else how
+        return advice("type workers that wait" if cause == WAITING else "type number of workers", count=workers)
     if cause == "compute":
-        return "images = images.contiguous(memory_format=torch.channels_last), first in the loop"
+        return advice("type channels_last")
     if cause == "worker start-up" and len(demands.startups_s) > 1:
-        return "DataLoader(..., persistent_workers=True)"
+        return advice("type persistent workers")
     plain = demands.plain
     moves = demands.packs_transform or (plain.known and not plain.unknown and demands.on_device)
     packs = cause in PACKED or (cause == "transform" and moves)
@@ -146,7 +108,7 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
         first = verdict.cures[0]
         return (
             f"compute binds: {how}{waited} ({step} a step); first {first.change}: a step would take about "
-            f"{seconds_text(first.step_s)}, {first.gain:.1f} times as fast; those of FastLoader lie there already"
+            f"{seconds_text(first.step_s)}, {first.gain:.1f} times as fast; FastLoader's images lie there already"
         )
     if verdict.cause == "compute":
         free = f" (a loader that costs nothing {all_gain:.2f} times)" if all_gain > _MORE * gain else ""
@@ -200,7 +162,7 @@ def parts_of_step(verdict: Verdict, demands: Demands) -> list[str]:
     ]
     if demands.other_loaders_s >= 0.01 * verdict.step_s:
         waits = seconds_text(demands.other_loaders_s)
-        lines.append(f"of what is called work here, {waits} are waits for batches of other loaders in the same step")
+        lines.append(f"{waits} of this work are waits for batches of other loaders in the same step")
     if line := first_batches(demands, verdict.step_s):
         lines.append(line)
     if others >= OTHERS_FEW * demands.cpus and verdict.cause != OTHER_PROGRAMS:
@@ -210,10 +172,10 @@ def parts_of_step(verdict: Verdict, demands: Demands) -> list[str]:
     if alone_s > _APART * own_s:
         lines.append(
             f"these contradict each other: on one cached batch, without a loader, a step took {seconds_text(alone_s)}, "
-            f"longer than beside it; something else slowed it down then, so measure again"
+            f"longer than beside it; {advice('slowed down')}"
         )
     elif alone_s and own_s > _APART * alone_s:
-        why = "its clock, or other work on it, changed: measure again" if demands.timed_device else "CPUs are shared"
+        why = advice("clock changed") if demands.timed_device else "CPUs are shared"
         lines.append(
             f"on one cached batch, without a loader, a step took {seconds_text(alone_s)}, beside it "
             f"{seconds_text(own_s)}: {why}"
@@ -255,7 +217,7 @@ def evidence_of(verdict: Verdict, demands: Demands, costs: Costs) -> list[str]:
             f"in its own work the loop's thread waited {seconds_text(demands.step_runnable_s)} a step for a CPU"
         )
     if len(demands.steps) < _FEW:  # then they are all
-        lines.append(f"only {len(demands.steps)} steps were seen: a longer run gives firmer figures")
+        lines.append(advice("few steps", count=len(demands.steps)))
     if verdict.step_s < _SHORT_S:
         lines.append("steps so short are largely the doctor's own cost, some tens of microseconds a batch")
     return lines

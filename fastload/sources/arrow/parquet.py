@@ -46,6 +46,7 @@ from fastload.sources.tables.image_index import ImageIndex
 from fastload.sources.tables.image_tables import IMAGE_COLUMNS, is_table, split_of_name
 from fastload.sources.tables.read_table import is_list
 from fastload.sources.tree import Tree, is_image, key_of
+from fastload.system.advice import advice
 
 _LOOKED_AT = 40
 # The first bytes of JPEG, PNG, GIF, BMP (of 64 MiB at most), TIFF and WebP as base64
@@ -93,7 +94,7 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     lists = [f.name for shard in table.shards for f in shard.schema if _images_inside(f.type)]
     others = [name for name in dict.fromkeys([*table.images, *lists]) if name not in (image, mask)]
     if others:
-        notes.append(f"NOT READ: more images in {first_few(others)}. `--image-column` names the column that is packed.")
+        notes.append(advice("image column of Parquet", names=first_few(others)))
     taken = {image, mask, split_column, *others}
     nested = {}
     if objects := next((name for name in OBJECTS if name in table.names and name not in taken), ""):

@@ -36,6 +36,7 @@ from fastload.sources.keypoints import keypoints_column
 from fastload.sources.listing import SPLITS, BoxesOf, BoxForm, Files, Masks, SourceOptions, first_few
 from fastload.sources.mask_classes import type_of_numbers
 from fastload.sources.tree import Tree, key_of
+from fastload.system.advice import advice
 
 _OTHERS = re.compile(r"(?:^|/)((?:stuff|image_info)_[^/]+\.json)$")
 _YEAR = re.compile(r"_?\d{4}$")
@@ -110,7 +111,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     if of_segments:
         notes.append("Masks are those of panoptic_*.json.")
     elif any(map(PANOPTIC.search, tree.names)):
-        notes.append("Panoptic masks are there, too: `--masks panoptic` packs them.")
+        notes.append(advice("panoptic"))
     if ignored := [key_of(name) for _, name in tree.not_images if name.endswith(".json") and _OTHERS.search(name)]:
         notes.append(f"NOT READ: {first_few(ignored)}; only objects are packed.")
     parts = _read_parts(
@@ -149,7 +150,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     if of_segments:
         return _with_segments(draft, tree, samples, of_segments, parts, len(tests))
     if options.masks == "auto":
-        notes.append("Masks were not drawn: `--masks semantic` or `--masks instance` does.")
+        notes.append(advice("masks of objects"))
     if not drawn or not images:
         return samples
     if without := int((all_files.rings + all_files.runs == 0).sum()):

@@ -19,6 +19,7 @@ from fastload.format.ragged import Column
 from fastload.sources.assemble import Splits
 from fastload.sources.listing import SPLITS, BoxForm, first_few, free_name
 from fastload.sources.tables.read_table import Values, as_list
+from fastload.system.advice import advice
 
 IMAGES = tuple("image img x jpg jpeg png encoded pixel_values picture photo image_raw input".split())
 """Usual names of the column that holds images themselves, likeliest first."""
@@ -228,7 +229,7 @@ def _label_columns(frame: Frame, usable: dict[str, Values], notes: list[str]) ->
     if len(left) == 1 or (len(left) > 1 and all(usable[name].is_binary() for name in left)):
         return left
     if len(left) > 1 and frame.sample is None:
-        notes.append(f"No column is called label: each stays a column of its own ({first_few(left)}). Say `--labels`.")
+        notes.append(advice("labels", names=first_few(left)))
     return []
 
 
@@ -300,11 +301,7 @@ def _label(frame: Frame, name: str, values: Values, notes: list[str]) -> tuple[C
         return _tags(values, mark, name, frame.where, notes), "labels"
     given_texts = values.values[given].tolist()
     if len(given_texts) >= _MANY and len(set(given_texts)) == len(given_texts):
-        notes.append(
-            f"CHECK: each of {len(given_texts)} rows has a label of its own in column {name!r}, e.g. "
-            f"{given_texts[0]!r}: ids, or numbers to regress, rather than classes. Name another column with "
-            "`--labels`; numbers to regress are written with a point (31.0)."
-        )
+        notes.append(advice("labels of their own", count=len(given_texts), name=name, first=given_texts[0]))
     if values.kind == "int":
         labels = np.where(given, values.values, -1)
         if not values.names:  # classes with names are numbered from 0, and -1 is none

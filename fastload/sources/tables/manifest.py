@@ -45,6 +45,7 @@ from fastload.sources.tables.image_index import ImageIndex, folder_splits
 from fastload.sources.tables.image_tables import NO_HEADER, ImageTable, find_tables, in_class_folders, text_cells
 from fastload.sources.tables.read_table import Values, values_of
 from fastload.sources.tree import Tree, is_image, key_of
+from fastload.system.advice import advice
 
 _LOOKED_AT = 40  # cells of a column, to see what it may be
 
@@ -68,7 +69,7 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     table = {name: values_of(cells) for name, cells in rows.cells.items()}
     masks = _find_masks(draft, rows, index, sample, table, options)
     for name in _further_images(rows, index, table):
-        draft.notes.append(f"NOT READ: the images that column {name!r} names. `--image-column` names those to pack.")
+        draft.notes.append(advice("image column", name=name))
         del table[name], rows.cells[name]
     splits = Splits.of([rows.split[row] for row in first.tolist()])
     objects = next((name for name in OBJECTS if name in table and sample is None), "")
@@ -269,9 +270,7 @@ def _join_boxes(draft: Draft, rows: _Rows) -> tuple[_Rows, NDArray[np.int64] | N
     """
     cells, spread = spread_boxes(rows.cells)
     if spread:
-        draft.notes.append(
-            f"Column {spread!r} holds boxes in one cell, taken for x, y, width, height, or as `--boxes` says."
-        )
+        draft.notes.append(advice("boxes in a cell", name=spread))
         rows = replace(rows, cells=cells)
     unique, first, inverse, counts = np.unique(
         rows.positions, return_index=True, return_inverse=True, return_counts=True

@@ -39,7 +39,7 @@ def test_files_have_a_row_a_step_and_jsonl_the_machine_the_readings_and_the_sums
     assert rows == [("0", "1.0", "2.0", ""), ("1", "1.0", "2.0", ""), ("2", "1.0", "2.0", "")]
     meter.write_jsonl(str(tmp_path / "run.jsonl"))
     head, *middle, totals = lines_of(tmp_path / "run.jsonl")
-    assert head["kind"] == "meter" and head["version"] == 1 and "Python" in head["environment"]
+    assert head["kind"] == "meter" and head["schema"] == 1 and "Python" in head["environment"]
     assert [line["kind"] for line in middle] == ["step"] * 3 + ["reading"] * len(meter.readings)
     known = {"loop": 0, "step": 1, "wait_s": 1, "copy_s": 0, "compute_s": 2, "queue_depth": None}
     assert middle[1].items() >= known.items()

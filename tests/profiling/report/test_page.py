@@ -17,7 +17,7 @@ from made_up import IMG, SCRIPT, hostile, usual
 from fastload.profiling.report import write_report
 from fastload.profiling.report.page import make_page
 from fastload.profiling.report.plots import plot_steps
-from fastload.timing.results import Measured, Work
+from fastload.timing.results import Measured, Work, with_schema
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -109,9 +109,9 @@ def test_what_comes_from_outside_stays_text_and_the_raw_data_is_what_was_measure
     data = page.data()
     assert data["title"] == IMG and data["command"] == SCRIPT
     assert data["steps"][1]["copy_s"] is None and data["readings"][0]["gpu0.power_w"] is None
-    assert Page(pages["usual"]).data() == json.loads(json.dumps(usual().to_dict()))
+    assert Page(pages["usual"]).data() == json.loads(json.dumps(with_schema(usual().to_dict())))
     two = Page(pages["two"]).data()
-    assert two["version"] == 1 and [one["title"] for one in two["runs"]] == ["bench photos.h5", "the other"]
+    assert two["schema"] == 1 and [one["title"] for one in two["runs"]] == ["bench photos.h5", "the other"]
 
 
 def test_the_verdict_stands_on_top_with_its_change_and_evidence(pages):

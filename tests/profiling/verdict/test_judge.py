@@ -73,7 +73,7 @@ def test_a_network_that_is_faster_on_images_in_channels_last_memory_is_offered_t
     assert verdict.cures[0].step_s == pytest.approx(0.051 - 0.015 + 0.002, rel=0.05)
     assert verdict.cures[0].how == "images = images.contiguous(memory_format=torch.channels_last), first in the loop"
     assert [name for name in CAUSES if name in verdict.sentence] == ["compute"]
-    assert "1.3 times as fast; those of FastLoader lie there already" in verdict.sentence
+    assert "1.3 times as fast; FastLoader's images lie there already" in verdict.sentence
     # Layers one by one that take longer than the step: their ratio counts.
     longer = judge(replace(base, by_format=FormatCosts(0.400, 0.250, 0.0)))
     assert longer.cures[0].step_s == pytest.approx(0.051 - 0.050 * 0.15 / 0.4, rel=0.05)

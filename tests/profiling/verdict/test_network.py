@@ -69,7 +69,7 @@ def test_the_sentence_says_what_came_and_how() -> None:
     assert not any("workers" in cure.change for cure in verdict.cures)
     assert network_facts(USE)[0] in verdict.evidence
     assert network_rate(replace(USE, refused=3, allowed=7.25)).endswith(
-        "3 of 52 refused (the server bears about 7.2 at once)"
+        "3 of 52 refused (the server accepts about 7.2 at once)"
     )
 
 

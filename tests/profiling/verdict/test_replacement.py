@@ -72,11 +72,9 @@ def test_what_the_lines_do_not_do_stands_below_them():
     lines = to_type(kept, keeps_transform=True)
     assert 'PackedDataset("train.h5", transform=own)' in lines and "(RandomRotation and the like)" in lines
     assert "fastload.transforms" not in lines
-    assert "# labels are those that fastload pack finds" in to_type(
-        replace(PLAIN, same_labels=False), keeps_transform=False
-    )
+    assert "# labels: as fastload pack finds them" in to_type(replace(PLAIN, same_labels=False), keeps_transform=False)
     drawn = to_type(replace(PLAIN, sampler="WeightedRandomSampler"), keeps_transform=False)
-    assert "in place of that of WeightedRandomSampler" in drawn
+    assert "not that by WeightedRandomSampler" in drawn
     mine = to_type(replace(PLAIN, own_transforms=("RandomResizedCrop",)), keeps_transform=False)
     assert "# RandomResizedCrop: of the script itself, taken for fastload's" in mine
     own = replace(PLAIN, transforms=("Resize((8, 6))",), added=("Resize((8, 6))",))
