@@ -73,14 +73,18 @@ class Browser:
         """Shows a file, or an address, on a screen of that many CSS pixels, and waits until it is loaded."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", media="", features=scheme)
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
-        )
+        self.resize(width, height)
         self.told.clear()
         answer = self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         assert "errorText" not in answer, answer
         while not any(message.get("method") == "Page.loadEventFired" for message in self.told):
             self.told.append(self._next())
+
+    def resize(self, width: int, height: int = 800) -> None:
+        """Gives the page a screen of that many CSS pixels; a narrow one is a phone's."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""

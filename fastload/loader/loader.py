@@ -127,7 +127,7 @@ class FastLoader:
             by how much memory is free, and logs why. Kept until `close()`.
         read: "map" copies rows from a mapping of the file, "pread" reads them by system calls, which takes two to four
             times as long, but survives whatever others do to the file. "auto" is "pread" on network file systems and
-            the like, else "map"; see "Where the file is truncated while training" in docs/training.md.
+            the like, else "map"; see docs/damaged-files.md.
         check: when rows are compared with the digests that the file has of them, while they are read: "always",
             "first" (the first time that this loader reads a row; worker processes each for themselves) or None; see
             `PackedDataset`. "auto": as its dataset does, which is "first" unless it says otherwise.
