@@ -29,7 +29,7 @@ OPENING = """
 fastload beside other ways to load images for training, at the same work, on one machine without a GPU. The best of a
 column is in bold. Below: each work by itself, with ranges and settings; where [others are
 ahead](#where-others-are-ahead); [what each can do](#what-each-can-do); and the [conditions](#conditions) under which
-this was measured. `benchmarks/peers/page.py` writes the page from the records, so no figure in a table is typed by hand.
+this was measured. `benchmarks/peers/page.py` writes the page from the records: no figure in a table is typed by hand.
 """
 METHOD = """
 Each loader runs in an environment of its own, one process a measurement; in each pass all of them in shuffled order. A

@@ -1,4 +1,4 @@
-"""The site that tools/docs.sh builds, as a reader sees it: no page is cut, none is bright in the dark, the search answers."""
+"""The site that tools/docs.sh builds, as a reader sees it: pages fit, are dark in the dark, and the search answers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not all(map(find_spec, ("sphinx", "myst_parser", "furo"))):
         pytest.skip("needs the packages of the dependency group docs")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-d", folder / "read", ROOT / "docs", folder / "html"]
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-d", folder / "read"]
+    command += [ROOT / "docs", folder / "html"]
     subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     return folder / "html"
 
