@@ -56,7 +56,7 @@ _left_to_others = False
 def leave_fetching_to_others() -> None:
     """Makes this process, a worker of a loader, wait for chunks that the training process fetches.
 
-    A worker may be a fork, in which a client of an object store would hang; and one process that fetches can be throttled.
+    A worker may be a fork, in which a client of an object store would hang; and one that fetches can be throttled.
     """
     global _left_to_others
     _left_to_others = True
