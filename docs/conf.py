@@ -55,17 +55,20 @@ def shorten_arrays(app: Sphinx, what: str, name: str, obj: object, options: obje
 
 
 SEARCH_WORDS = {
-    "augmentation": ("transforms", "torchvision"),
+    "augmentation": ("crop", "resize", "torchvision", "transforms"),
     "clusters": ("ray", "slurm", "dask"),
+    "coming-from-hf-datasets": ("huggingface",),
     "frameworks": ("accelerate", "dataloader", "lightning", "timm", "trainer"),
     "index": ("install",),
-    "layouts": ("formats", "coco", "imagenet", "yolo"),
+    "layouts": ("coco", "formats", "imagenet", "labels", "numpy", "yolo"),
     "measuring": ("bottleneck", "doctor", "profile", "utilization"),
     "object-storage": ("bucket", "cloud", "s3"),
     "own-data": ("custom dataset", "workers"),
+    "packing": ("boxes", "jpeg", "masks"),
     "resume": ("checkpoint", "resume", "state_dict"),
-    "several-gpus": ("ddp", "distributed", "multi-gpu", "nccl", "torchrun"),
-    "shuffling": ("imbalanced", "sampler", "shuffle", "weights"),
+    "several-gpus": ("ddp", "distributed", "gpu", "multi-gpu", "nccl", "torchrun"),
+    "shuffling": ("imbalanced", "sampler", "seed", "shuffle", "weights"),
+    "training": ("batch size", "epoch", "split", "splits"),
     "troubleshooting": ("bug", "crash", "error", "faq", "hang", "help", "out of memory", "slow"),
     "validation": ("evaluation", "test set", "validation"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -111,6 +112,14 @@ def test_the_search_gives_the_page_that_answers_first(browser: Browser, site: Pa
     first = browser.evaluate(FIRST_RESULT)
     assert first is not None, "nothing was found"
     assert first.partition("#")[0] == f"{SEARCHES[words]}.html"
+
+
+def test_words_of_the_search_lead_to_one_page_that_is_there() -> None:
+    pytest.importorskip("sphinx")
+    words = runpy.run_path(str(ROOT / "docs" / "conf.py"))["SEARCH_WORDS"]
+    assert all((ROOT / "docs" / f"{page}.md").exists() for page in words)
+    of_all = [word for of_page in words.values() for word in of_page]
+    assert len(of_all) == len(set(of_all)) and all(word == word.lower() for word in of_all)
 
 
 def test_every_public_name_has_one_place_in_the_api() -> None:
