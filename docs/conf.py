@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +54,35 @@ def shorten_arrays(app: Sphinx, what: str, name: str, obj: object, options: obje
     return tuple(text and _NDARRAY.sub(r"NDArray[\1]", text) for text in texts)
 
 
+SEARCH_WORDS = {
+    "augmentation": ("crop", "resize", "torchvision", "transforms"),
+    "clusters": ("ray", "slurm", "dask"),
+    "coming-from-hf-datasets": ("huggingface",),
+    "frameworks": ("accelerate", "dataloader", "lightning", "timm", "trainer"),
+    "install": ("docker", "install", "pip", "windows"),
+    "layouts": ("coco", "formats", "imagenet", "labels", "numpy", "yolo"),
+    "measuring": ("bottleneck", "doctor", "profile", "utilization"),
+    "object-storage": ("bucket", "cloud", "s3"),
+    "own-data": ("custom dataset", "workers"),
+    "packing": ("boxes", "jpeg", "masks"),
+    "resume": ("checkpoint", "resume", "state_dict"),
+    "several-gpus": ("ddp", "distributed", "gpu", "multi-gpu", "nccl", "torchrun"),
+    "shuffling": ("imbalanced", "sampler", "seed", "shuffle", "weights"),
+    "training": ("batch size", "epoch", "split", "splits"),
+    "troubleshooting": ("bug", "crash", "error", "faq", "hang", "help", "out of memory", "slow"),
+    "validation": ("evaluation", "test set", "validation"),
+}
+"""What people type into the search -> the page that answers, which comes first then, before names of the API."""
+
+
+def add_search_words(app: Sphinx, doctree: nodes.document) -> None:
+    """Marks a page as the main entry for its words of `SEARCH_WORDS`."""
+    if words := SEARCH_WORDS.get(app.env.docname):
+        entries = [("single", word, "", "main", None) for word in words]
+        next(doctree.findall(nodes.section)).insert(1, addnodes.index(entries=entries))
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-signature", shorten_arrays)
+    app.connect("doctree-read", add_search_words)

@@ -25,12 +25,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from PIL import Image
+from record_files import image_file, write_mds
 
 import fastload
 import fastload.format
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = ("python", "console", "diff")
 FILE_NAME = re.compile(r"# (\w+\.py)\n")
 BLOCK = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -83,7 +84,7 @@ def draw(folder: Path, count: int, sizes: list[tuple[int, int]], seed: int) -> N
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the examples speak of: photos/ with splits, phone/ of several sizes, birds.csv, three folders with masks."""
+    """What the examples speak of: photos/ with splits, phone/ of several sizes, birds.csv, shards, masks."""
     folder = tmp_path_factory.mktemp("given")
     for split, count in (("train", 48), ("val", 20)):
         for seed, label in enumerate(("cat", "dog")):
@@ -99,6 +100,8 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for image in (folder / name / "images").iterdir():
             Image.new(mode, (side, side), value).save(folder / name / "masks" / f"{image.stem}.png")
     (folder / "streets" / "class_dict.csv").write_text("name,r,g,b\nTree,64,64,0\nVoid,0,0,0\n")
+    samples = [[image_file(i, (24, 32, 3), "JPEG"), np.int64(i % 2).tobytes()] for i in range(40)]
+    write_mds(folder / "mds", {"image": "jpeg", "label": "int"}, samples, shards=2)
     draw(folder / "birds", 4, [(40, 60)], 6)
     rows = [f"birds/{i:03d}.jpg,{species},{i}" for i, species in enumerate(("owl", "wren", "owl", "kite"))]
     (folder / "birds.csv").write_text("\n".join(["file,species,age", *rows]))

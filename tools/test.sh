@@ -137,7 +137,7 @@ checks() {
     while kill -0 "$others_job" 2>/dev/null; do sleep 1; done
     other_pythons || code=1
     say "tests of the benchmarks, tools and transforms"
-    tests_of "${after_checks[@]}" "$@" || code=1
+    FASTLOAD_SITE="$PWD/dist/docs" tests_of "${after_checks[@]}" "$@" || code=1
     return "$code"
 }
 

@@ -26,28 +26,28 @@ RESULTS = PEERS.parent / "results"
 PAGE = ROOT / "docs" / "comparison.md"
 
 OPENING = """
-This page sets fastload beside other ways to load images for training, at the same work: what each reaches, what it
-costs, what it can do. `benchmarks/peers/page.py` writes it from the records in `benchmarks/results/peers.jsonl`, so no
-figure in a table is typed by hand. The best of a column is in bold, and who is ahead of fastload is named below, with
-the reason where it is known. Whoever knows how one of the adapters in `benchmarks/peers/adapters/` could do better is
-asked to send the change: the figures are taken again.
+fastload beside other ways to load images for training, at the same work, on one machine without a GPU. The best of a
+column is in bold. Below: each work by itself, with ranges and settings; where [others are
+ahead](#where-others-are-ahead); [what each can do](#what-each-can-do); and the [conditions](#conditions) under which
+this was measured. `benchmarks/peers/page.py` writes the page from the records: no figure in a table is typed by hand.
 """
 METHOD = """
 Each loader runs in an environment of its own, one process a measurement; in each pass all of them in shuffled order. A
 cell is the median, with the lowest and the highest unless they look alike; a ratio is taken within a pass, and its
 median is told. The main thread takes each batch and reads all of its bytes once, in memory order. Each loader has the
-settings that a short search found fastest, among the worker counts 0, 1, 2 and 4 and what its manual advises; fastload
-runs at its defaults, with its compiled loops, without which it takes up to twice as long. A run during which others
+settings that a short search found fastest, among the worker counts 0, 1, 2 and 4 and what its manual advises; whoever
+knows how an adapter in `benchmarks/peers/adapters/` could do better is asked to send the change. fastload runs at its
+defaults, with its compiled loops, without which it takes up to twice as long. A run during which others
 used more than 0.2 CPUs is repeated:
 """
 SAME_WORK = """
-What is the same, and what is not. Batches are shuffled anew in each epoch: those of fastload within windows of 16
-chunks of 8 MB, of a file that was packed in random order; those of WebDataset by a buffer of 1,000 samples in each
-worker, those of LitData within one chunk of 64 MB after another, all others as a whole. Of pixels every image comes
-exactly once with its label: a sum over all of them is compared. Behind a transform only labels and the mean of all
-pixels are, within 3 %; where fewer images came, workers dropped short batches of their own. Of a JPEG fastload decodes
-the rows that the crop needs, at a smaller scale where enough pixels are left, DALI and tf.data the part that the crop
-needs, FFCV and the others all of it. WebDataset, Streaming, LitData, h5py, datasets and ImageFolder crop by
+What is the same, and what is not. Batches are shuffled anew in each epoch: fastload within windows of 16
+chunks of 8 MB, of a file that was packed in random order; WebDataset within a buffer of 1,000 samples in each worker;
+LitData within one chunk of 64 MB after another; all others as a whole. Without a transform, every image comes exactly
+once with its label: a sum over all pixels is compared. Behind a transform, labels are compared, and the mean of all
+pixels within 3 %; where fewer images came, workers dropped short batches of their own. fastload decodes the rows of a
+JPEG that the crop needs, at a smaller scale where enough pixels are left; DALI and tf.data decode the part that the
+crop needs, FFCV and the others all of it. WebDataset, Streaming, LitData, h5py, datasets and ImageFolder crop by
 torchvision and decode by Pillow: the torchvision that goes with this build of torch comes without its own decoder,
 with which JPEGs would come faster.
 """
@@ -161,16 +161,38 @@ class Page:
 
     def text(self) -> str:
         """The whole of it."""
-        parts = [self.opening(), *(self.rates(work) for work in WORKS), self.beside(), self.starts(), self.costs()]
-        parts += [self.packing(), self.resuming(), self.wins(), self.environments(), self.table_of_features()]
+        parts = [self.opening(), self.overview(), *(self.rates(work) for work in WORKS)]
+        parts += [self.beside(), self.starts(), self.costs(), self.packing(), self.resuming(), self.wins()]
+        parts += [self.table_of_features(), self.conditions(), self.environments()]
         return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
     def opening(self) -> list[str]:
+        return ["# Side by side", "", *prose(OPENING)]
+
+    def overview(self) -> list[str]:
+        """The median rates of all works, loaders in the order of the first."""
+        works = [work for work in WORKS if self.records.peers(work)]
+        if not works:
+            return ["There are no records yet."]
+        medians = {
+            work: {peer: statistics.median(self.records.values(work, peer, RATE)) for peer in self.records.peers(work)}
+            for work in works
+        }
+        columns = [
+            bold_best({peer: (value, whole(value)) for peer, value in found.items()}, more=True)
+            for found in medians.values()
+        ]
+        peers = [peer for peer in NAMES if any(peer in column for column in columns)]
+        peers.sort(key=lambda peer: -medians[works[0]].get(peer, 0.0))
+        rows = [[NAMES[peer], *(column.get(peer, "") for column in columns)] for peer in peers]
+        return ["Images/s, medians:", "", *table(["loader", *(WORKS[work][0] for work in works)], rows)]
+
+    def conditions(self) -> list[str]:
         any_record = next((runs[0] for runs in self.records.runs.values()), None)
+        if any_record is None:
+            return []
         lines = [
-            "# Side by side",
-            "",
-            *prose(OPENING),
+            "## Conditions",
             "",
             "```sh",
             "python benchmarks/peers/environments.py   # an environment for each loader, with pinned versions",
@@ -179,8 +201,6 @@ class Page:
             "python benchmarks/peers/page.py           # this page",
             "```",
         ]
-        if any_record is None:
-            return [*lines, "", "There are no records yet."]
         machine = any_record["machine"]
         commands = sorted({one["command"] for runs in self.records.runs.values() for one in runs})
         commits = sorted({one["commit"] for runs in self.records.runs.values() for one in runs})
@@ -201,7 +221,7 @@ class Page:
             "",
             *prose(SCOPE),
             "",
-            *prose("The commands of these records: " + "; ".join(f"`{command}`" for command in commands) + "."),
+            *prose("Commands of the records: " + "; ".join(f"`{command}`" for command in commands) + "."),
         ]
         return lines
 

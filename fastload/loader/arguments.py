@@ -92,7 +92,7 @@ def check_damage(on_damage: object, data: Input) -> None:
 
 
 def opened(source: Any, cache_dir: str | os.PathLike[str] | None) -> Any:
-    """Returns a loader's source, in the place of a folder or archive the dataset of it; see `from_folder`."""
+    """Returns the source; a folder or archive becomes a dataset of its images, see `from_folder`."""
     path = Path(source) if isinstance(source, (str, os.PathLike)) else Path()
     if isinstance(source, (str, os.PathLike)) and (
         path.is_dir() or (path.suffix.lower() in (".zip", ".tar") and path.is_file())

@@ -105,16 +105,16 @@ class FastLoader:
         seed: of the order and of all random numbers.
         share: the rows of this rank: (rank, world_size), None for all rows, or "auto": see `resolve_share`, which is
             asked again at the first `iter()` or `len()`, so the loader may be made before the process group. "node":
-            as "auto", and the ranks of a node have the same rows together in every epoch, dealt out among them anew
-            in each, so that a node reads and keeps the same chunks; a warning says what that does to the order. Nodes
-            are torchrun's, or found through the process group, for which every rank has to make such a loader. Where
-            the device caches fixed shares, these count. "elastic": as "auto", and ranks share each step, not the epoch:
+            as "auto", but the ranks of a node share the same rows in every epoch, reshuffled among them, so a node
+            reads and keeps the same chunks. This weakens the shuffle; a warning says by how much. Nodes are torchrun's,
+            or found through the process group, for which every rank has to make such a loader. Where the device caches
+            fixed shares, these count. "elastic": as "auto", and ranks share each step, not the epoch:
             its world size * batch_size rows are the same for any ranks, also in an epoch that others began; so are
             random transforms, and what Python code draws that makes samples one by one.
-        workers: number of reading threads, or of processes that run Python. None: one per CPU that this rank may use,
-            at most 16. Threads that only copy rows are 2, for a device up to 8: one CPU stays free where there are more
-            than 2, and fewer read where their batches would pin more than 1 GiB. "auto" begins with that, and starts
-            more processes for an epoch where the loop waited for the last one while the processes waited for a disk or
+        workers: number of reading threads, or of processes that run Python. None: 2 threads for plain copies, up to 8
+            for a GPU (one CPU stays free where there are more than 2, and fewer read where their batches would pin more
+            than 1 GiB), otherwise one per CPU that this rank may use, at most 16. "auto" begins with that, and starts
+            more processes for an epoch where the loop waited in the last one while the processes waited for a disk or
             a network. What a batch holds does not depend on it.
         device: None or "cpu" leaves batches in host memory; "cuda" copies them while the model computes. A batch is
             then ready on the stream that was current at `next()`.
@@ -128,13 +128,13 @@ class FastLoader:
             by how much memory is free, and logs why. Kept until `close()`.
         read: "map" copies rows from a mapping of the file, "pread" reads them by system calls, which takes two to four
             times as long, but survives whatever others do to the file. "auto" is "pread" on network file systems and
-            the like, else "map"; see "Where the file is truncated while training" in docs/training.md.
+            the like, else "map"; see docs/damaged-files.md.
         check: when rows are compared with the digests that the file has of them, while they are read: "always",
             "first" (the first time that this loader reads a row; worker processes each for themselves) or None; see
             `PackedDataset`. "auto": as its dataset does, which is "first" unless it says otherwise.
-        on_damage: "raise", or "skip" for the next row of its batch that is not damaged in the place of a damaged one,
-            with `valid` False. `stats` counts and lists such rows, and the first one is logged. A batch of damaged rows
-            alone is an error.
+        on_damage: "raise", or "skip": the next good row of the batch takes the place of a damaged one, with `valid`
+            False. `stats` counts and lists damaged rows, and the first one is logged. A batch of damaged rows alone is
+            an error.
         timeout: seconds for which `next()` waits for a batch, as in torch's `DataLoader`; the first one waits for the
             workers' start, too. Then a `WorkerTimeoutError` names the sample that is being made, with the stack of who
             makes it, and what hangs is ended, or left alone where it is a thread. 0: it waits as long as it takes, and
@@ -330,7 +330,7 @@ class FastLoader:
         return self.iterate()
 
     def iterate(self, probe: Probe | None = None) -> Iterator[Batch]:
-        """Does the same as `iter()` for a `Meter`: the probe takes note of each batch."""
+        """Begins a new iteration as `iter()`; `probe`, of a `Meter`, records the timing of each batch."""
         with self._alone():
             return self._iterate(probe)
 

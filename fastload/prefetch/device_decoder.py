@@ -191,7 +191,7 @@ class DeviceDecoder:
 
 
 class StagingPool:
-    """Pinned memory on whose way bytes go to the device, used by one batch after another."""
+    """Pinned memory for bytes on their way to the device, used by one batch after another."""
 
     def __init__(self, pins: Pins) -> None:
         self._pins, self._unused = pins, queue.SimpleQueue[_Staging]()

@@ -43,7 +43,7 @@ class Group(NamedTuple):
 Fill = Callable[[int, PlannedBatch, dict[str, Any]], int]
 """Writes a batch of an epoch into arrays (B, ...) by field, and returns the bytes copied; any thread may call it.
 
-What it adds to the dict, which no array of the slot can hold, travels with the batch."""
+Keys that it adds to the dict, such as lists, which no array of the slot can hold, are passed along with the batch."""
 
 WORDS = f"{INNER}words"
 """The field of a slot, int32, that the numbers of transforms are written to; see `Pipeline.draw`."""
@@ -152,7 +152,7 @@ class FillThreads:
     Attributes:
         number: of threads.
         timed: whether they measure what a batch costs.
-        left_behind: whether nobody waits for them any more, since one hangs. They may write to their slots at any time.
+        left_behind: True after one of them hung: they may write to their slots at any time, which are not used again.
     """
 
     def __init__(self, number: int, *, timed: bool = False) -> None:

@@ -303,7 +303,7 @@ class ThreadStream(BatchStream):
         return f"A thread {what}\n\n{doing(request.thread)}"
 
     def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
-        """Does the same for the fields in the slot; images that the device decoded are on it already."""
+        """Copies the fields in the slot to the device; images that nvJPEG decoded are there already."""
         device_batch = super().begin_copy(batch, backend)
         # Taken out of the batch: that one is kept until its slot's copy is over, and the pixels need not be.
         pixels, batch.extra = dict(batch.extra), {}

@@ -262,7 +262,7 @@ def unreadable(
     rows: NDArray[np.int64],
     out: NDArray[Any],
 ) -> dict[int, str]:
-    """Has `gather` copy rows of a field into an array (n, ...); returns position -> why, of those it cannot read.
+    """Copies rows of a field into an array (n, ...) by `gather`; returns {position: reason} for unreadable ones.
 
     FileChangedError: the file was written to or truncated.
     """

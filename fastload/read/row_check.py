@@ -361,7 +361,7 @@ def _differs(names: Sequence[str]) -> str:
 def _copied(
     source: MappedRows | PreadRows | ChunkedRows, name: str, rows: NDArray[np.int64], out: NDArray[Any]
 ) -> dict[int, str]:
-    """Copies rows into an array (n, ...); returns position -> why, of those in chunks that cannot be decoded."""
+    """Copies rows into an array (n, ...); returns {position: reason} for rows in chunks that cannot be decoded."""
     if not isinstance(source, ChunkedRows):
         source.gather(rows, {name: out})
         return {}

@@ -115,7 +115,7 @@ class ShardedReader(RowReader):
 
     @contextmanager
     def holding(self, rows: NDArray[np.int64], *, columns_only: bool = False) -> Iterator[None]:
-        """As that of `RowReader`: opens the shards that these rows lie in, and keeps them open.
+        """Opens the shards of these rows, and keeps them open inside the block, as `RowReader.holding`.
 
         `columns_only`: what is fetched by chunks need not be there.
         """

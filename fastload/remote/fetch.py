@@ -54,9 +54,9 @@ _left_to_others = False
 
 
 def leave_fetching_to_others() -> None:
-    """Has this process wait for chunks that it lacks: a worker process of a loader, whose other end fetches them.
+    """Makes this process, a worker of a loader, wait for chunks that the training process fetches.
 
-    It may be a fork of it, in which a client of an object store would hang; and one that fetches can be throttled.
+    A worker may be a fork, in which a client of an object store would hang; and one that fetches can be throttled.
     """
     global _left_to_others
     _left_to_others = True
@@ -493,7 +493,7 @@ class ChunkFetcher:
             return True
 
     def unclaim(self, victim: int, *, evicted: bool) -> None:
-        """Ends that."""
+        """Releases a chunk that `claim` kept, and queues it again if a thread needs it."""
         with self._changed:
             ready = victim in self._evicting_held
             self._evicting_held.discard(victim)

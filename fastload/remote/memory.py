@@ -38,7 +38,7 @@ class MemoryFolder(CacheFolder):
         self.limit = self.room = max(self.limit, num_bytes)
 
     def count(self) -> None:
-        """Nothing: no other process can leave something uncounted."""
+        """Does nothing: this memory is private to the process, so no other one can change what it holds."""
 
     def datasets(self) -> list[Path]:
         """Returns none: there is nothing else to remove."""
