@@ -291,8 +291,8 @@ def start_workers(dataset: Dataset[Any], number: int) -> Workers:
     except (EOFError, ConnectionError):
         # Which of Python's pipes broke says nothing more.
         raise WorkerError(
-            f"a worker process ended while it was started, by a signal (Ctrl-C), or because importing the script failed; "
-            f"what it wrote is above. {GUARD}"
+            'a worker process ended while it was started: the script has no `if __name__ == "__main__":` around its work, or '
+            f"importing the script failed (what it wrote is above), or by a signal. {GUARD}"
         ) from None
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):

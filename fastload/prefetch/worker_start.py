@@ -27,7 +27,7 @@ WORKER_NAME = "fastload worker"
 
 # What a main program asks for which process runs it: the name of its module, as in `if __name__ == "__main__":`, or of
 # its process.
-_ASKED = ("__name__", "current_process", "parent_process")
+_ASKED = ("__name__", "current_process")
 
 
 def begin_worker(stacks: WorkerStacks, worker: int) -> None:
