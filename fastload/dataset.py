@@ -502,7 +502,7 @@ class PackedDataset(Dataset[Any]):
         return bool(self.text_fields) or any(self.file.fields[name].varied for name in self._from_file)
 
     def _uneven(self, samples: Sequence[Any], *, texts: bool = True) -> str:
-        """Returns why torch's `default_collate` makes no batch of samples, and what to do; "" if their shapes are equal.
+        """Returns why torch's `default_collate` makes no batch of samples, and what to do; "" if shapes are equal.
 
         `texts`: whether lists of texts count, of which samples have different numbers.
         """
@@ -517,9 +517,9 @@ class PackedDataset(Dataset[Any]):
             return f"{why} DataLoader(..., collate_fn=dataset.collate) keeps a list of texts for each sample."
         if name in PIXEL_FIELDS or (isinstance(sizes[0], tuple) and len(sizes[0]) > 2):
             return (
-                f"{why} Bring images to one size: `fastload pack SRC OUT.h5 --size 256`, or a transform of samples that "
-                f"crops or resizes, as PackedDataset(..., transform=v2.RandomResizedCrop(224)) with torchvision's v2. "
-                f"DataLoader(..., collate_fn=list) keeps them as they are."
+                f"{why} Bring images to one size: `fastload pack SRC OUT.h5 --size 256`, or a transform of samples "
+                f"that crops or resizes, as PackedDataset(..., transform=v2.RandomResizedCrop(224)) with torchvision's "
+                f"v2. DataLoader(..., collate_fn=list) keeps them as they are."
             )
         return f"{why} Give the DataLoader a collate_fn of your own; collate_fn=list keeps samples as they are."
 

@@ -184,7 +184,7 @@ def check_whole(name: str, value: object, *, least: int, others: str = "") -> No
         raise OptionError(f"{name}={value!r}: give a whole number, {least} or more{others}")
 
 
-def check_split(where: str, split: str, known: Collection[str], *, without: str = "") -> None:
+def check_split(where: str, split: object, known: Collection[str], *, without: str = "") -> None:
     """Raises OptionError unless a file has a split of that name.
 
     Args:

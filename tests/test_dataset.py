@@ -94,7 +94,9 @@ def test_unknown_splits_and_fields_are_refused_with_the_accepted(packed, options
 
 def test_a_file_without_splits_says_how_some_of_it_is_held_out(tmp_path, pixels):
     path = write_packed(tmp_path / "a.h5", pixels)
-    with pytest.raises(OptionError, match=r"it has 'all'. Leave split out for all rows; `(.*)` holds some of") as raised:
+    with pytest.raises(
+        OptionError, match=r"it has 'all'. Leave split out for all rows; `(.*)` holds some of"
+    ) as raised:
         PackedDataset(path, split="train")
     said = re.search(r"`(.*?)`", str(raised.value))[1]
     train, val = eval(said, {"torch": torch, "dataset": PackedDataset(path)})
@@ -245,11 +247,13 @@ def test_a_transform_that_makes_one_size_lets_a_plain_data_loader_batch_what_var
     assert torch.equal(torch.cat([batch for batch, _ in batches]), expected.float())
 
 
-def halved(sample):
+def narrowed(sample):
     return {"image": sample[0][:, ::2], "label": sample[1]}
 
 
-UNEVEN = r"v\.h5: the samples of a batch differ: images \(3, 5, 9\) and \(3, 6, 8\)\. .*--size 256.*RandomResizedCrop\(224\)"
+UNEVEN = (
+    r"v\.h5: the samples of a batch differ: images \(3, 5, 9\) and \(3, 6, 8\)\. .*--size 256.*RandomResizedCrop\(224\)"
+)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -260,7 +264,7 @@ def test_a_data_loader_over_what_varies_says_what_brings_images_to_one_size(vari
         (dataset, UNEVEN),
         (torch.utils.data.Subset(dataset, range(4)), UNEVEN),
         (PackedDataset(path, fields=["labels", "masks"]), r"differ: masks \(5, 9\) and \(6, 8\)\. .*--size"),
-        (PackedDataset(path, transform=halved), r"differ: image \(3, 3, 9\) and \(3, 3, 8\)\. .*RandomResizedCrop"),
+        (PackedDataset(path, transform=narrowed), r"differ: image \(3, 3, 9\) and \(3, 3, 8\)\. .*RandomResizedCrop"),
     ):
         with pytest.raises(OptionError, match=message):
             list(DataLoader(given, batch_size=4, num_workers=workers))
@@ -280,7 +284,7 @@ def test_other_parts_that_differ_in_shape_are_named_and_what_is_alike_is_collate
     with pytest.raises(OptionError, match=r"differ: part 1 \(1,\) and \(2,\)\. Give the DataLoader a collate_fn"):
         list(DataLoader(PackedDataset(varied[0], transform=fewer), batch_size=4))
     with pytest.raises(OptionError, match=r"differ: image \(3, 3, 9\)"):
-        dataset = PackedDataset(varied[0], transform=halved)
+        dataset = PackedDataset(varied[0], transform=narrowed)
         dataset[[0, 1]]
     samples = PackedDataset(varied[0]).__getitems__([0, 1])
     again = pickle.loads(pickle.dumps(samples))

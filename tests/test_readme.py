@@ -173,7 +173,9 @@ def test_every_example_runs(page: Path, given: Path, beginning: Path):
 def test_the_pages_have_kept_their_examples():
     kinds = {page.name: [kind for kind, _ in blocks_of(page)] for page in PAGES}
     shown = [found.path.name for found in file_diffs()]
-    assert shown == ["folder.py", "dataloader.py", "own_dataset.py"], "the README shows three beginnings, before and after"
+    assert shown == ["folder.py", "dataloader.py", "own_dataset.py"], (
+        "the README shows three beginnings, before and after"
+    )
     assert sum(any(kind in RUN for kind in of_page) for of_page in kinds.values()) >= 5
 
 

@@ -195,8 +195,8 @@ class PackPool:
         message = self._files_message()
         if _IN_MAIN in message:
             warnings.warn(
-                f"the dataset is made of classes or functions of the script itself, which worker processes do not import: "
-                f"this process packs it alone. Define them in a module that the script imports to have it packed by "
+                f"the dataset is made of classes or functions of the script itself, which worker processes do not "
+                f"import: this process packs it alone. Define them in a module that the script imports to have it packed by "
                 f"{self.workers} processes.",
                 stacklevel=2,
             )

@@ -42,12 +42,12 @@ _log = logging.getLogger("fastload")
 _queues_in_use: dict[int, Sequence[Any]] = {}
 
 GUARD = (
-    'Worker processes import the script, so its work belongs into a function, say main(), and `if __name__ == "__main__": '
-    "main()` to its end."
+    "Worker processes import the script, so its work belongs into a function, say main(), and "
+    '`if __name__ == "__main__": main()` to its end.'
 )
 _NO_GUARD = (
-    'the script has no `if __name__ == "__main__":` around its work, so each worker process of the loader would begin it '
-    f"anew. {GUARD}"
+    'the script has no `if __name__ == "__main__":` around its work, so each worker process of the loader would begin '
+    f"it anew. {GUARD}"
 )
 # The exit code of a worker that found itself beginning the script's work.
 _NO_GUARD_CODE = 71
@@ -266,7 +266,8 @@ def start_workers(dataset: Dataset[Any], number: int) -> Workers:
             "processes of its own. Use the dataset itself there, or a FastLoader without Python transforms."
         )
     if getattr(process, "_inheriting", False):
-        # One of ours, or the server that forks them, which some releases of Python let import the script: who made it says it.
+        # One of ours, or the server that forks them, which imports the script in some releases of Python: the process
+        # that made it says what is wrong.
         if process.name in (WORKER_NAME, "MainProcess"):
             os._exit(_NO_GUARD_CODE)
         raise OptionError(
@@ -291,8 +292,8 @@ def start_workers(dataset: Dataset[Any], number: int) -> Workers:
     except (EOFError, ConnectionError):
         # Which of Python's pipes broke says nothing more.
         raise WorkerError(
-            'a worker process ended while it was started: the script has no `if __name__ == "__main__":` around its work, or '
-            f"importing the script failed (what it wrote is above), or by a signal. {GUARD}"
+            'a worker process ended while it was started: the script has no `if __name__ == "__main__":` around its '
+            f"work, or importing the script failed (what it wrote is above), or by a signal. {GUARD}"
         ) from None
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):

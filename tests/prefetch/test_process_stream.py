@@ -553,11 +553,9 @@ def test_a_script_without_its_guard_is_told_so_once(warm_python, packed, tmp_pat
     text = f"{first}next(iter(FastLoader(PackedDataset(PACKED, transform=same), 16, workers=1)))"
     done = warm_python.run(script(tmp_path, text, packed)["args"][-1], cwd=tmp_path)
     assert done.returncode == 1 and done.stderr.count("Traceback") == 1, done.stderr
-    assert re.match(r'fastload.errors.OptionError: the script has no `if __name__ == "__main__"', last_line(done.stderr))
-
-
-def last_line(text):
-    return text.strip().splitlines()[-1]
+    assert re.findall(
+        r'^fastload\.errors\.OptionError: the script has no `if __name__ == "__main__"', done.stderr, re.M
+    )
 
 
 def test_a_server_of_processes_that_imports_a_script_without_its_guard_ends_in_silence(warm_python, packed, tmp_path):
