@@ -1,8 +1,8 @@
 """The examples of README.md and docs/*.md, run as they stand: a test a page, in a folder and namespace of its own.
 
 `python` blocks of a page share one namespace, `console` blocks are commands, and of a `diff` both sides are Python: the
-old one (where what it imports is installed) and the new one. A `diff` that begins with `+++ PATH` is of that file, whose
-lines it shows; tests/tools/test_beginnings.py runs it. A `python` block that begins with a file's name, as
+old one (where what it imports is installed) and the new one. A `diff` with `+++ PATH` shows lines of that file, which
+tests/tools/test_beginnings.py runs. A `python` block that begins with a file's name, as
 `# my_data.py`, is that file. Everything else is not run: `py` is Python that needs another library, `sh` commands of
 other programs, `text` output, and a name in braces a directive of the site.
 """

@@ -559,7 +559,10 @@ def test_a_script_without_its_guard_is_told_so_once(warm_python, packed, tmp_pat
 
 
 def test_a_server_of_processes_that_imports_a_script_without_its_guard_ends_in_silence(warm_python, packed, tmp_path):
-    text = "multiprocessing.current_process()._inheriting = True\nnext(iter(FastLoader(PackedDataset(PACKED, transform=same), 9)))"
+    text = """
+        multiprocessing.current_process()._inheriting = True
+        next(iter(FastLoader(PackedDataset(PACKED, transform=same), 16)))
+    """
     done = warm_python.run(script(tmp_path, text, packed)["args"][-1], cwd=tmp_path)
     assert done.returncode == 71 and not done.stderr
 

@@ -24,7 +24,7 @@ def run(words: list[str], first: str) -> tuple[int, str]:
         try:
             exec(first, {})
             runpy.run_path(words[0], run_name="__main__")
-        except BaseException:
+        except BaseException:  # noqa: BLE001  # also Ctrl-C, which a run may be about
             traceback.print_exc()
             return 1, said.getvalue()
     return 0, said.getvalue()
