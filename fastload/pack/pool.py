@@ -196,8 +196,8 @@ class PackPool:
         if _IN_MAIN in message:
             warnings.warn(
                 f"the dataset is made of classes or functions of the script itself, which worker processes do not "
-                f"import: this process packs it alone. Define them in a module that the script imports to have it packed "
-                f"by {self.workers} processes.",
+                f"import: this process packs it alone. Define them in a module that the script imports to have it "
+                f"packed by {self.workers} processes.",
                 stacklevel=2,
             )
             self.workers = 0
