@@ -484,6 +484,8 @@ class PackedDataset(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int] | NDArray[np.int64]) -> list[Any]:
         """Returns samples, read in one call; negative positions count from the end.
 
+        Where they differ in shape, torch's `default_collate` of them raises OptionError.
+
         Raises:
             IndexError: a position is out of range.
             FileChangedError: the file was written to or truncated.
