@@ -117,7 +117,7 @@ class Workers(_MultiProcessingDataLoaderIter):
 
         Raises:
             DeadWorkerError: the worker that this waits for died before it gave one; None: any of them.
-            OptionError instead, if it was about to do the script's work.
+            OptionError: a worker ended as it was about to do the script's work.
         """
         # Of a worker that is known to be dead only what it sent before can come.
         while not self.waiting(0 if self._is_dead(worker) else min(_LOOK_S, left())):
@@ -246,7 +246,7 @@ class DeadWorkerError(WorkerError):
 def _death(workers: Sequence[Any], *, began: bool) -> FastloadError:
     """Returns an error that says how worker processes ended; `began`: whether any had given a result."""
     said = [f"process {worker.pid} {_how(worker)}" for worker in workers]
-    if any(worker.exitcode == _NO_GUARD_CODE for worker in workers):
+    if not began and any(worker.exitcode == _NO_GUARD_CODE for worker in workers):
         return OptionError(_NO_GUARD)
     hint = "" if began else f" {GUARD}"
     return DeadWorkerError(f"a worker of the loader died: {'; '.join(said)}. If it wrote why, that is above.{hint}")
@@ -256,8 +256,8 @@ def start_workers(dataset: Dataset[Any], number: int) -> Workers:
     """Starts `Workers`.
 
     Raises:
-        OptionError: this process may not have workers, or the dataset cannot be sent to them.
-        WorkerError: the process that starts them ended.
+        OptionError: this process may not have workers, the script has no guard, or the dataset cannot be sent to them.
+        WorkerError: one of them, or the process that starts them, ended.
     """
     process = multiprocessing.process.current_process()
     if process.daemon:
