@@ -35,8 +35,10 @@ from __future__ import annotations
 import numbers
 import os
 import shlex
-from collections.abc import Collection
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 def typed(path: str | os.PathLike[str]) -> str:
