@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
-from fastload.errors import FileChangedError, FormatError, OptionError, is_whole, typed
+from fastload.errors import FileChangedError, FormatError, OptionError, check_split, is_whole, typed
 from fastload.format.digests import DIGEST_FIELDS
-from fastload.format.header import Field, FileIdentity, PackedFile, read_header, with_digests
+from fastload.format.header import PIXEL_FIELDS, Field, FileIdentity, PackedFile, read_header, with_digests
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
 from fastload.read.identity import check_path, is_unchanged, sample_name
@@ -43,6 +44,12 @@ PLAN_FIELDS = ("row", "valid", "pixel_mask")
 """Fields that are not in the file: `FastLoader` adds them to a batch if they are asked for."""
 
 _BOOKKEEPING = ("split", *DIGEST_FIELDS)
+
+# What the error on an unknown split says of files without splits.
+_HOLD_OUT = (
+    "; `torch.utils.data.random_split(dataset, [0.9, 0.1])` holds some of them out, and a folder of train/ and val/ is "
+    "packed with splits"
+)
 
 # Values of the attribute `coordinates` of fields whose numbers are not pixels of the packed images, in words.
 _NOT_OF_THE_PACKED = {
@@ -123,9 +130,8 @@ class PackedDataset(Dataset[Any]):
         self._digests: dict[str, NDArray[np.uint64]] | None = None  # `PackedFile.digests`, for processes that open it
         self.check: Check | None = None  # when rows are compared with their digests
         self._begin_checks(check)
-        if split is not None and split not in self._file.splits:
-            known = ", ".join(repr(name) for name in self._file.splits) or "none"
-            raise OptionError(f"{self._file.name}: no split {split!r}; it has {known}. None means all rows.")
+        if split is not None:
+            check_split(self._file.name, split, self._file.splits, without=_HOLD_OUT)
         self._range = range(self._file.num_rows) if split is None else self._file.splits[split]
         self._selected: NDArray[np.int64] | None = None
         self._labels: Mapping[str, Field] = {}  # fields of classes as `only` counts them
@@ -363,7 +369,12 @@ class PackedDataset(Dataset[Any]):
 
         As torch's own, but lists of texts (`caption`) stay a list for each sample, as `FastLoader` gives them. Torch
         would turn rows and columns of these, and fail where samples have different numbers of texts.
+
+        Raises:
+            OptionError: images or other fields differ in shape.
         """
+        if why := self._uneven(samples, texts=False):
+            raise OptionError(why)
         if not isinstance(samples[0], (tuple, dict)):
             return collated(samples)
         if isinstance(samples[0], dict):
@@ -473,13 +484,46 @@ class PackedDataset(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int] | NDArray[np.int64]) -> list[Any]:
         """Returns samples, read in one call; negative positions count from the end.
 
+        Where they differ in shape, torch's `default_collate` of them raises OptionError.
+
         Raises:
             IndexError: a position is out of range.
             FileChangedError: the file was written to or truncated.
         """
         samples = self.samples(self._file_rows(np.asarray(indices, dtype=np.int64)))
         transform = self.sample_transform
-        return samples if transform is None else [transform(sample) for sample in samples]
+        made = samples if transform is None else [transform(sample) for sample in samples]
+        if transform is None and not self._varied:
+            return made
+        # A `DataLoader` asks for the samples of a batch at once, and then calls its collate_fn.
+        return _refused_by_torch(made, why) if (why := self._uneven(made)) else made
+
+    @property
+    def _varied(self) -> bool:
+        """Whether samples differ in shape, or have lists of texts."""
+        return bool(self.text_fields) or any(self.file.fields[name].varied for name in self._from_file)
+
+    def _uneven(self, samples: Sequence[Any], *, texts: bool = True) -> str:
+        """Returns why torch's `default_collate` makes no batch of samples, and what to do; "" if shapes are equal.
+
+        `texts`: whether lists of texts count, of which samples have different numbers.
+        """
+        names = self.fields if self.transform is None else ()
+        found = (_difference(samples[0], other, names, texts=texts) for other in samples[1:])
+        name, one, other = next(filter(None, found), ("", (), ()))
+        if not name:
+            return ""
+        sizes = [f"of {len(each)}" if isinstance(each, (tuple, list)) else tuple(each.shape) for each in (one, other)]
+        why = f"{self.file.name}: the samples of a batch differ: {name} {sizes[0]} and {sizes[1]}."
+        if _are_texts(one):
+            return f"{why} DataLoader(..., collate_fn=dataset.collate) keeps a list of texts for each sample."
+        if name in PIXEL_FIELDS or (isinstance(sizes[0], tuple) and len(sizes[0]) > 2):
+            return (
+                f"{why} Bring images to one size: `fastload pack SRC OUT.h5 --size 256`, or a transform of samples "
+                f"that crops or resizes, as PackedDataset(..., transform=v2.RandomResizedCrop(224)) with torchvision's "
+                f"v2. DataLoader(..., collate_fn=list) keeps them as they are."
+            )
+        return f"{why} Give the DataLoader a collate_fn of your own; collate_fn=list keeps samples as they are."
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None, "_reader": None}
@@ -619,10 +663,75 @@ def as_tensor(value: Any) -> Any:
 
 def collated(values: Sequence[Any]) -> Any:
     """Returns one field of some samples as torch collates it, but lists of texts as a list of these lists."""
-    if all(isinstance(value, list) and all(isinstance(text, str) for text in value) for value in values):
+    if all(map(_are_texts, values)):
         return list(values)
     return default_collate(list(values))
 
+
+def _difference(one: Any, other: Any, names: Sequence[str] = (), *, texts: bool) -> tuple[str, Any, Any] | None:
+    """Returns the name of the first part of two samples that differs in shape or length, and that part of each."""
+    if isinstance(one, (torch.Tensor, np.ndarray)) and isinstance(other, (torch.Tensor, np.ndarray)):
+        return ("tensors", one, other) if one.shape != other.shape else None
+    if isinstance(one, dict) and isinstance(other, dict):
+        parts = [(str(name), one[name], other[name]) for name in one if name in other]
+    elif isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        if not texts and _are_texts(one) and _are_texts(other):
+            return None
+        if len(one) != len(other):
+            return "lists", one, other
+        parts = list(zip(names or [f"part {number}" for number in range(len(one))], one, other, strict=True))
+    else:
+        return None
+    for name, ours, theirs in parts:
+        if found := _difference(ours, theirs, texts=texts):
+            return name, *found[1:]
+    return None
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+class _Uneven:
+    """What a sample is besides, where the samples of its batch differ in shape: `default_collate` then raises `why`.
+
+    To any other collate_fn it is a tuple, list or dict as ever; its pickle is a plain one.
+    """
+
+    why: str
+
+
+class _UnevenTuple(_Uneven, tuple[Any, ...]):
+    def __reduce__(self) -> Any:
+        return tuple, (list(self),)
+
+
+class _UnevenList(_Uneven, list[Any]):
+    def __reduce__(self) -> Any:
+        return list, (tuple(self),)
+
+
+class _UnevenDict(_Uneven, dict[Any, Any]):
+    def __reduce__(self) -> Any:
+        return dict, (list(self.items()),)
+
+
+def _refused_by_torch(samples: list[Any], why: str) -> list[Any]:
+    """Returns the same samples, of which `default_collate` raises OptionError; tensors and others stay as they are."""
+    kinds: dict[type, Any] = {tuple: _UnevenTuple, list: _UnevenList, dict: _UnevenDict}
+    marked = [kinds.get(type(sample), lambda given: given)(sample) for sample in samples]
+    for sample in marked:
+        if isinstance(sample, _Uneven):
+            sample.why = why
+    return marked
+
+
+def _refuse(batch: Sequence[Any], *, collate_fn_map: object = None) -> Any:
+    raise OptionError(batch[0].why)
+
+
+# As torch's documentation of `default_collate` extends it; no other type is concerned.
+default_collate_fn_map.update(dict.fromkeys((_UnevenTuple, _UnevenList, _UnevenDict), _refuse))
 
 _LARGEST = 2**63 - 1
 

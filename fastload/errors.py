@@ -35,7 +35,10 @@ from __future__ import annotations
 import numbers
 import os
 import shlex
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 def typed(path: str | os.PathLike[str]) -> str:
@@ -181,3 +184,25 @@ def check_whole(name: str, value: object, *, least: int, others: str = "") -> No
     """
     if not is_whole(value) or value < least:
         raise OptionError(f"{name}={value!r}: give a whole number, {least} or more{others}")
+
+
+def check_split(where: str, split: object, known: Collection[str], *, without: str = "") -> None:
+    """Raises OptionError unless a file has a split of that name.
+
+    Args:
+        where: names the file.
+        known: names of its splits; "all" alone, or none, where it was packed without splits.
+        without: what the message says of such a file, beside that all rows are read without a split.
+    """
+    if isinstance(split, str) and split in known:
+        return
+    names = ", ".join(map(repr, known)) or "none"
+    if set(known) <= {"all"}:
+        raise OptionError(f"{where}: no split {split!r}; it has {names}. Leave split out for all rows{without}.")
+    from difflib import get_close_matches  # every command imports this module
+
+    asked = str(split).lower()
+    near = [name for name in known if asked.startswith(name.lower()) or (asked and name.lower().startswith(asked))]
+    near = near or get_close_matches(asked, known, 1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    raise OptionError(f"{where}: no split {split!r}; it has {names}. {hint}Leave split out for all rows.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import h5py
@@ -75,7 +76,11 @@ def test_select_is_a_subset_in_its_own_order(packed):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": "test"}, "no split 'test'; it has 'train', 'val'"),
+        ({"split": "test"}, "no split 'test'; it has 'train', 'val'. Leave split out for all rows"),
+        ({"split": "valid"}, "it has 'train', 'val'. Did you mean 'val'?"),
+        ({"split": "validation"}, "Did you mean 'val'?"),
+        ({"split": "Training"}, "Did you mean 'train'?"),
+        ({"split": ["train"]}, "no split ['train']"),
         ({"fields": ["image"]}, "'image' is not in the file; choose from images, masks, labels, bbox"),
         ({"fields": "images"}, "in a list"),
         ({"fields": []}, "one or more"),
@@ -83,8 +88,19 @@ def test_select_is_a_subset_in_its_own_order(packed):
     ],
 )
 def test_unknown_splits_and_fields_are_refused_with_the_accepted(packed, options, message):
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(OptionError, match=re.escape(message)):
         PackedDataset(packed, **options)
+
+
+def test_a_file_without_splits_says_how_some_of_it_is_held_out(tmp_path, pixels):
+    path = write_packed(tmp_path / "a.h5", pixels)
+    with pytest.raises(
+        OptionError, match=r"it has 'all'. Leave split out for all rows; `(.*)` holds some of"
+    ) as raised:
+        PackedDataset(path, split="train")
+    said = re.search(r"`(.*?)`", str(raised.value))[1]
+    train, val = eval(said, {"torch": torch, "dataset": PackedDataset(path)})
+    assert (len(train), len(val)) == (27, 3)
 
 
 def test_labels_of_another_program_that_cannot_be_handed_over_are_refused_and_not_left_out(tmp_path, pixels):
@@ -229,6 +245,51 @@ def test_a_transform_that_makes_one_size_lets_a_plain_data_loader_batch_what_var
     assert torch.cat([labels for _, labels in batches]).tolist() == [11, 2, 5, 3]
     expected = torch.from_numpy(np.stack([images[i][:5, :7] for i in (11, 2, 5, 3)])).permute(0, 3, 1, 2)
     assert torch.equal(torch.cat([batch for batch, _ in batches]), expected.float())
+
+
+def narrowed(sample):
+    return {"image": sample[0][:, ::2], "label": sample[1]}
+
+
+UNEVEN = (
+    r"v\.h5: the samples of a batch differ: images \(3, 5, 9\) and \(3, 6, 8\)\. .*--size 256.*RandomResizedCrop\(224\)"
+)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_loader_over_what_varies_says_what_brings_images_to_one_size(varied, workers):
+    path, images = varied
+    dataset = PackedDataset(path)
+    for given, message in (
+        (dataset, UNEVEN),
+        (torch.utils.data.Subset(dataset, range(4)), UNEVEN),
+        (PackedDataset(path, fields=["labels", "masks"]), r"differ: masks \(5, 9\) and \(6, 8\)\. .*--size"),
+        (PackedDataset(path, transform=narrowed), r"differ: image \(3, 3, 9\) and \(3, 3, 8\)\. .*RandomResizedCrop"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            list(DataLoader(given, batch_size=4, num_workers=workers))
+    # A collate_fn of the user's gets what it always got, and so does a batch that happens to be of one size.
+    for batch in DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=list):
+        assert all(isinstance(sample, tuple) for sample in batch)
+        assert [tuple(image.shape[1:]) for image, _ in batch] == [images[label].shape[:2] for _, label in batch]
+    (alike,) = DataLoader(dataset.select([1, 1]), batch_size=2, num_workers=workers)
+    assert alike[0].shape == (2, 3, *images[1].shape[:2])
+
+
+def fewer(sample):
+    return [sample[0][:, :5, :7], sample[1].reshape(1).repeat(int(sample[1]) + 1)]
+
+
+def test_other_parts_that_differ_in_shape_are_named_and_what_is_alike_is_collated(varied, packed):
+    with pytest.raises(OptionError, match=r"differ: part 1 \(1,\) and \(2,\)\. Give the DataLoader a collate_fn"):
+        list(DataLoader(PackedDataset(varied[0], transform=fewer), batch_size=4))
+    with pytest.raises(OptionError, match=r"differ: image \(3, 3, 9\)"):
+        dataset = PackedDataset(varied[0], transform=narrowed)
+        dataset[[0, 1]]
+    samples = PackedDataset(varied[0]).__getitems__([0, 1])
+    again = pickle.loads(pickle.dumps(samples))
+    assert {type(sample) for sample in again} == {tuple} and again[1][0].shape == samples[1][0].shape
+    assert {type(sample) for sample in PackedDataset(packed).__getitems__([0, 1])} == {tuple}
 
 
 def test_rows_of_a_store_are_announced(varied, monkeypatch):

@@ -1,7 +1,8 @@
 """The examples of README.md and docs/*.md, run as they stand: a test a page, in a folder and namespace of its own.
 
 `python` blocks of a page share one namespace, `console` blocks are commands, and of a `diff` both sides are Python: the
-old one (where what it imports is installed) and the new one. A `python` block that begins with a file's name, as
+old one (where what it imports is installed) and the new one. A `diff` with `+++ PATH` shows lines of that file, which
+tests/tools/test_beginnings.py runs. A `python` block that begins with a file's name, as
 `# my_data.py`, is that file. Everything else is not run: `py` is Python that needs another library, `sh` commands of
 other programs, `text` output, and a name in braces a directive of the site.
 """
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from PIL import Image
+from readme_diffs import BLOCK, FileDiff, file_diffs, sides
 from record_files import image_file, write_mds
 
 import fastload
@@ -34,7 +36,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = ("python", "console", "diff")
 FILE_NAME = re.compile(r"# (\w+\.py)\n")
-BLOCK = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What a page may name without making it first: file -> how it is packed.
 GIVEN: dict[str, tuple[str, dict[str, Any]]] = {
     "photos.h5": ("photos", {}),
@@ -58,12 +59,6 @@ def blocks_of(page: Path) -> list[Block]:
 def commands(blocks: list[Block]) -> list[str]:
     lines = (line for kind, text in blocks if kind == "console" for line in text.splitlines())
     return [line[2:] for line in lines if line.startswith("$ ")]
-
-
-def sides(diff: str) -> tuple[str, str]:
-    """The old and the new text of a `diff` block."""
-    lines = diff.splitlines()
-    return tuple("\n".join(line[1:] for line in lines if line[:1] != gone) for gone in "+-")  # type: ignore[return-value]
 
 
 def is_installed(code: str) -> bool:
@@ -114,6 +109,7 @@ def beginning(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     folder = tmp_path / "page"
     shutil.copytree(given, folder, ignore=lambda _, names: [name for name in names if name.endswith(".h5")])
     monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(ROOT / "tools" / "examples")
     monkeypatch.syspath_prepend(folder)  # for the files, as where a script lies
     yield folder
     for path in folder.glob("*.py"):
@@ -164,7 +160,7 @@ def test_every_example_runs(page: Path, given: Path, beginning: Path):
             importlib.invalidate_caches()
         elif kind == "python":
             exec(compile(text, str(page), "exec"), namespace)
-        elif kind == "diff":
+        elif kind == "diff" and FileDiff.of(text) is None:
             before, after = sides(text)
             if is_installed(before):
                 exec(compile(before, f"{page} (before)", "exec"), dict(namespace))
@@ -179,7 +175,10 @@ def test_every_example_runs(page: Path, given: Path, beginning: Path):
 
 def test_the_pages_have_kept_their_examples():
     kinds = {page.name: [kind for kind, _ in blocks_of(page)] for page in PAGES}
-    assert kinds["README.md"].count("diff") == 3, "the README shows three beginnings, before and after"
+    shown = [found.path.name for found in file_diffs()]
+    assert shown == ["folder.py", "dataloader.py", "own_dataset.py"], (
+        "the README shows three beginnings, before and after"
+    )
     assert sum(any(kind in RUN for kind in of_page) for of_page in kinds.values()) >= 5
 
 

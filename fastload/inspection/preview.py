@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from fastload.errors import FormatError, ImageError, OptionError, check_whole, typed
+from fastload.errors import FormatError, ImageError, OptionError, check_split, check_whole, typed
 from fastload.format.codecs import load_filters
 from fastload.format.header import PIXEL_FIELDS, PackedFile
 from fastload.inspection.overlay import Entry, Font, Marks, drawn_over, labels_of, legend_of, marks_of, wrap
@@ -100,9 +100,8 @@ def _draw(
         raise OptionError(
             f"{name}: holds no images, so there is nothing to draw. `fastload info {typed(name)}` lists what it holds."
         )
-    if split is not None and split not in file.splits:
-        known = ", ".join(file.splits) or "it has no splits"
-        raise OptionError(f"{name}: no split {split!r}; accepted: {known}.")
+    if split is not None:
+        check_split(name, split, file.splits)
     among = file.splits[split] if split is not None else range(file.num_rows)
     rows = tuple(map(int, chosen)) or _few_chunks(file, among, _spread(among, count, seed))
     if absent := [row for row in rows if row not in among]:

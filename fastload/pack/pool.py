@@ -52,6 +52,9 @@ _BEFORE = 4
 """Tasks that a dead worker had done which are looked at if its last one did not end it."""
 _WRITING = -1  # stands for the number of a task while its rows are written
 
+_IN_MAIN = b"\x8c\x08__main__"
+"""The name of the script's module as a pickle has it."""
+
 LONG_S = 60.0
 """Seconds that one image takes after which a warning names it; then twice as many."""
 _LOOK_S = 5.0
@@ -182,16 +185,25 @@ class PackPool:
             yield result if locate is None or write is None else self._here(write, locate(result))
 
     def _start_all(self) -> None:
-        """Starts the processes and sends them the images and masks, unless that would copy large arrays."""
+        """Starts the processes and sends them the images and masks, unless these are large arrays, or of the script."""
         if isinstance(self._files[0], Arrays):
             buffers: list[pickle.PickleBuffer] = []
             pickle.dumps(self._files, protocol=5, buffer_callback=buffers.append)
             if sum(buffer.raw().nbytes for buffer in buffers) > _SHARED_BYTES:
                 self.workers, self.local_threads = 0, self.workers
                 return
+        message = self._files_message()
+        if _IN_MAIN in message:
+            warnings.warn(
+                f"the dataset is made of classes or functions of the script itself, which worker processes do not "
+                f"import: this process packs it alone. Define them in a module that the script imports to have it "
+                f"packed by {self.workers} processes.",
+                stacklevel=2,
+            )
+            self.workers = 0
+            return
         self._files_sent = True
         self._start(self.workers - len(self._processes))
-        message = self._files_message()
         for worker in self._processes:
             _send(worker, message)
 

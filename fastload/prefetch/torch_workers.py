@@ -25,9 +25,9 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, _utils
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from fastload.errors import OptionError, WorkerError
+from fastload.errors import FastloadError, OptionError, WorkerError
 from fastload.prefetch.waiting import WorkerStacks, is_stopped, state_of
-from fastload.prefetch.worker_start import begin_worker, left_alone_by_signals
+from fastload.prefetch.worker_start import WORKER_NAME, begin_worker, left_alone_by_signals, runs_again_in_workers
 from fastload.system.machine import how_it_ended
 
 # Between looks at whether workers live that do not give results.
@@ -41,7 +41,16 @@ _log = logging.getLogger("fastload")
 # are not: those would be closed first, and the rest would then write to numbers that may belong to other files.
 _queues_in_use: dict[int, Sequence[Any]] = {}
 
-GUARD = 'A script that makes worker processes begins its work under `if __name__ == "__main__":`.'
+GUARD = (
+    "Worker processes import the script, so its work belongs into a function, say main(), and "
+    '`if __name__ == "__main__": main()` to its end.'
+)
+_NO_GUARD = (
+    'the script has no `if __name__ == "__main__":` around its work, so each worker process of the loader would begin '
+    f"it anew. {GUARD}"
+)
+# The exit code of a worker that found itself beginning the script's work.
+_NO_GUARD_CODE = 71
 
 
 class Workers(_MultiProcessingDataLoaderIter):
@@ -108,11 +117,12 @@ class Workers(_MultiProcessingDataLoaderIter):
 
         Raises:
             DeadWorkerError: the worker that this waits for died before it gave one; None: any of them.
+            OptionError: a worker ended as it was about to do the script's work.
         """
         # Of a worker that is known to be dead only what it sent before can come.
         while not self.waiting(0 if self._is_dead(worker) else min(_LOOK_S, left())):
             if self._is_dead(worker) or (self.dead and self._is_stuck()):
-                raise _death(self.dead, hint="" if self._began else f" {GUARD}")
+                raise _death(self.dead, began=self._began)
         number, result = self._worker_result_queue.get()
         self._began = True
         if isinstance(result, ExceptionWrapper):
@@ -233,9 +243,12 @@ class DeadWorkerError(WorkerError):
     """A worker ended before it gave its result."""
 
 
-def _death(workers: Sequence[Any], hint: str) -> DeadWorkerError:
-    """Returns an error that says how worker processes ended."""
+def _death(workers: Sequence[Any], *, began: bool) -> FastloadError:
+    """Returns an error that says how worker processes ended; `began`: whether any had given a result."""
     said = [f"process {worker.pid} {_how(worker)}" for worker in workers]
+    if not began and any(worker.exitcode == _NO_GUARD_CODE for worker in workers):
+        return OptionError(_NO_GUARD)
+    hint = "" if began else f" {GUARD}"
     return DeadWorkerError(f"a worker of the loader died: {'; '.join(said)}. If it wrote why, that is above.{hint}")
 
 
@@ -243,8 +256,8 @@ def start_workers(dataset: Dataset[Any], number: int) -> Workers:
     """Starts `Workers`.
 
     Raises:
-        OptionError: this process may not have workers, or the dataset cannot be sent to them.
-        WorkerError: the process that starts them ended.
+        OptionError: this process may not have workers, the script has no guard, or the dataset cannot be sent to them.
+        WorkerError: one of them, or the process that starts them, ended.
     """
     process = multiprocessing.process.current_process()
     if process.daemon:
@@ -253,10 +266,16 @@ def start_workers(dataset: Dataset[Any], number: int) -> Workers:
             "processes of its own. Use the dataset itself there, or a FastLoader without Python transforms."
         )
     if getattr(process, "_inheriting", False):
+        # One of ours, or the server that forks them, which imports the script in some releases of Python: the process
+        # that made it says what is wrong.
+        if process.name in (WORKER_NAME, "MainProcess"):
+            os._exit(_NO_GUARD_CODE)
         raise OptionError(
             f"this process is importing the main script only to start a worker, and the script makes workers of "
             f"its own. {GUARD}"
         )
+    if runs_again_in_workers():
+        raise OptionError(_NO_GUARD)
     try:
         # torch draws a seed, and would on the user's default device.
         with torch.device("cpu"), warnings.catch_warnings(), left_alone_by_signals() as context:
@@ -270,11 +289,12 @@ def start_workers(dataset: Dataset[Any], number: int) -> Workers:
             "this process was forked from one that had started a forkserver, which it cannot use. Call "
             'multiprocessing.set_start_method("fork", force=True) here, or make the loader where the server is.'
         ) from error
-    except (EOFError, ConnectionError) as error:
+    except (EOFError, ConnectionError):
+        # Which of Python's pipes broke says nothing more.
         raise WorkerError(
-            f"the process that starts the workers ended, by a signal (Ctrl-C) or an error; what it wrote is above. "
-            f"{GUARD}"
-        ) from error
+            'a worker process ended while it was started: the script has no `if __name__ == "__main__":` around its '
+            f"work, or importing the script failed (what it wrote is above), or by a signal. {GUARD}"
+        ) from None
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise

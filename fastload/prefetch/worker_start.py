@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import multiprocessing
 import os
 import signal
@@ -11,13 +13,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, cast
 
 from fastload.prefetch.waiting import WorkerStacks
 from fastload.system.threads import end_with
 
 PRELOADED = "fastload.prefetch.preloaded"
 """The module that a forkserver imports beside the main program, where nobody has chosen otherwise."""
+
+WORKER_NAME = "fastload worker"
+"""The name of worker processes, by which one that still imports the main program knows itself."""
+
+# What a main program asks for which process runs it: the name of its module, as in `if __name__ == "__main__":`, or of
+# its process.
+_ASKED = ("__name__", "current_process")
 
 
 def begin_worker(stacks: WorkerStacks, worker: int) -> None:
@@ -141,12 +151,13 @@ def end_with_parent(worker: int) -> None:
 
 def worker_context() -> BaseContext:
     """Returns the context that starts workers, by `start_method`; a forkserver imports their modules once for all."""
-    context = multiprocessing.get_context(start_method())
+    context: Any = copy.copy(multiprocessing.get_context(start_method()))
+    context.Process = functools.partial(context.Process, name=WORKER_NAME)
     server: Any = getattr(forkserver, "_forkserver", None)
     if context.get_start_method() == "forkserver" and getattr(server, "_preload_modules", None) == ["__main__"]:
         # Nobody has chosen otherwise. Two workers then start in 0.1 s and not 2 s; the first start takes as long.
         context.set_forkserver_preload(["__main__", PRELOADED])
-    return context
+    return cast(BaseContext, context)
 
 
 def start_method() -> str:
@@ -160,6 +171,30 @@ def start_method() -> str:
         return chosen
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
+    return "forkserver" if _imported_main() else "fork"
+
+
+def _imported_main() -> ModuleType | None:
+    """Returns the main program where a new process can import it; None in a notebook, or for a script from stdin."""
     main = sys.modules["__main__"]
     is_file = getattr(main, "__spec__", None) is not None or os.path.isfile(getattr(main, "__file__", None) or "")
-    return "forkserver" if is_file else "fork"
+    return main if is_file else None
+
+
+def runs_again_in_workers() -> bool:
+    """Whether a new process that imports the main program would do its work once more.
+
+    That is so where its work is under way while it is not defined to its end, and nothing in it asks which process runs
+    it. Whether one that asks does so in the right place is not known.
+    """
+    main = _imported_main() if start_method() != "fork" else None
+    spec = getattr(main, "__spec__", None)
+    if main is None or (spec is not None and spec.name.rpartition(".")[2] == "__main__"):
+        return False  # multiprocessing leaves the __main__.py of a package alone
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    running: list[CodeType] = []
+    while frame is not None:
+        if frame.f_globals is vars(main) and frame.f_code.co_name == "<module>":
+            running.append(frame.f_code)
+        frame = frame.f_back
+    return bool(running) and not any(name in code.co_names for code in running for name in _ASKED)

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FastloadError, FormatError, MissingFileError, OptionError, SourceError, typed
+from fastload.errors import (
+    FastloadError,
+    FormatError,
+    MissingFileError,
+    OptionError,
+    SourceError,
+    check_split,
+    typed,
+)
 from fastload.format.codecs import load_filters
 from fastload.format.digests import DIGEST_FIELDS, row_digests
 from fastload.format.header import PIXEL_FIELDS, PackedFile, by_block, check_header, open_hdf5, read_header, read_shard
@@ -244,8 +252,8 @@ def choose_rows(listing: Listing, choice: Choice, where: str | Path) -> NDArray[
     """
     fits = np.ones(len(listing), dtype=bool)
     if choice.splits:
-        if unknown := [name for name in choice.splits if name not in listing.split_names]:
-            raise OptionError(f"{where}: no split {unknown[0]!r}; it has {', '.join(listing.split_names)}.")
+        for name in choice.splits:
+            check_split(str(where), name, listing.split_names)
         fits &= np.isin(listing.split, [listing.split_names.index(name) for name in choice.splits])
     if choice.labels:
         fits &= _with_labels(listing, choice.labels, where)

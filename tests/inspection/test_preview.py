@@ -68,7 +68,7 @@ def test_a_split_attribute_vectors_and_a_seed_are_shown_on_request(
     labels = Column(values, {"names": tuple(f"Attribute_{i}" for i in range(40))})
     path = packed_file(rows=200, columns={"labels": labels}, splits={"train": 190, "val": 10})
     assert make_preview(path, tmp_path / "a.png", split="val") == tuple(range(190, 200))
-    with pytest.raises(OptionError, match="no split 'test'; accepted: train, val"):
+    with pytest.raises(OptionError, match="no split 'test'; it has 'train', 'val'"):
         make_preview(path, tmp_path / "b.png", split="test")
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         assert len(make_preview(path, tmp_path / f"{name}.png", seed=seed, count=12, overwrite=True)) == 12

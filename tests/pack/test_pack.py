@@ -369,3 +369,18 @@ with forked_workers(), PackPool(1) as pool:
     # In a process of its own: this one may have threads.
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "True\n"
+
+
+def test_a_dataset_of_the_script_itself_is_packed_by_the_process_that_has_it(warm_python, tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import numpy as np\n"
+        "from fastload import pack_images\n"
+        "class Own:\n"
+        "    def __len__(self): return 80\n"
+        "    def __getitem__(self, i): return np.full((4, 5, 3), i, np.uint8), i % 2\n"
+        "report = pack_images(Own(), 'own.h5', workers=2, shuffle=False)\n"
+    )
+    done = warm_python.run(tmp_path / "script.py", cwd=tmp_path)
+    assert done.returncode == 0 and "classes or functions of the script itself" in done.stderr, done.stderr
+    with h5py.File(tmp_path / "own.h5") as file:
+        assert file["images"][:, 0, 0, 0].tolist() == list(range(80))

@@ -9,6 +9,7 @@ import itertools
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -544,10 +545,26 @@ def test_a_script_that_ends_in_the_middle_ends_its_workers_in_silence_whatever_s
     assert done.returncode == 0 and done.stderr == "" and "Size" in done.stdout, done.stderr
 
 
-def test_a_script_without_its_guard_is_told_so(packed, tmp_path):
-    done = run_script(tmp_path, "next(iter(FastLoader(PackedDataset(PACKED, transform=same), 16, workers=1)))", packed)
-    assert done.returncode == 1
-    assert 'if __name__ == "__main__"' in done.stderr.splitlines()[-1]
+ASKS = "import logging\nlogging.getLogger(__name__)\n"  # so that only its workers see whether it has a guard
+
+
+@pytest.mark.parametrize("first", ["", ASKS, f"{ASKS}multiprocessing.set_start_method('spawn', force=True)\n"])
+def test_a_script_without_its_guard_is_told_so_once(warm_python, packed, tmp_path, first):
+    text = f"{first}next(iter(FastLoader(PackedDataset(PACKED, transform=same), 16, workers=1)))"
+    done = warm_python.run(script(tmp_path, text, packed)["args"][-1], cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.count("Traceback") == 1, done.stderr
+    assert re.findall(
+        r'^fastload\.errors\.OptionError: the script has no `if __name__ == "__main__"', done.stderr, re.M
+    )
+
+
+def test_a_server_of_processes_that_imports_a_script_without_its_guard_ends_in_silence(warm_python, packed, tmp_path):
+    text = """
+        multiprocessing.current_process()._inheriting = True
+        next(iter(FastLoader(PackedDataset(PACKED, transform=same), 16)))
+    """
+    done = warm_python.run(script(tmp_path, text, packed)["args"][-1], cwd=tmp_path)
+    assert done.returncode == 71 and not done.stderr
 
 
 def label_only(sample):

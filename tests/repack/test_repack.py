@@ -128,7 +128,7 @@ def test_an_index_file_chooses_rows_and_their_order(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (Choice(splits=("test",)), "no split 'test'; it has train, val"),
+        (Choice(splits=("test",)), "no split 'test'; it has 'train', 'val'"),
         (Choice(labels=("dog",)), "no label 'dog'.*cat, ant, bee"),
         (Choice(labels=("3",)), "no label '3'"),
         (Choice(keys=("x*",)), "no key fits 'x\\*'; keys look like 00000000"),
