@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 import pytest
 from child_processes import LAUNCHER, child_environment
+from chromium import Browser, start_chromium
 from layout_trees import import_torchvision
 from numpy.typing import NDArray
 from small_files import write_foreign, write_random
@@ -158,6 +159,13 @@ def compressed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         labels = {"labels": file["labels"][()]} if "labels" in file else {}
         path = tmp_path_factory.mktemp("compressed") / "gzip.h5"
         return write_foreign(path, file["images"][()], chunk_rows=file["images"].chunks[0], **labels)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A page in a headless Chromium, for all tests: what a test finds there another has left, so it opens a page first."""
+    with start_chromium() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

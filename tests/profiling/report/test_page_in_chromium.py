@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from chromium import Browser, start_chromium
+from chromium import Browser
 from made_up import hostile, usual
 from PIL import Image
 
@@ -32,12 +32,6 @@ VISIBLE_TEXTS = """
 """
 A4_HEIGHT_PX, A4_WIDTH_PX = (297 - 2 * 15) / 25.4 * 96, (210 - 2 * 14) / 25.4 * 96
 """What the margins of page.css leave."""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with start_chromium() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +80,7 @@ def test_a_drawing_is_stretched_to_the_page_and_its_numbers_stand_apart(browser,
     for width in (360, 1280):
         browser.open(reports["usual"], width=width)
         found = browser.evaluate(boxes)
-        assert len(found) == 6
+        assert len(found) == 7
         for inside, drawn, around, numbers in found:
             assert drawn == inside > 0.75 * around
             assert all(one[1] < other[0] for one, other in itertools.pairwise(numbers))
@@ -123,7 +117,7 @@ def test_on_paper_it_is_light_and_no_plot_is_cut(browser, reports, tmp_path):
         """Array.from(document.querySelectorAll("figure")).map(figure =>
             [figure.getBoundingClientRect().height, getComputedStyle(figure).breakInside])"""
     )
-    assert len(figures) == 5
+    assert len(figures) == 6
     assert all(height < A4_HEIGHT_PX and inside == "avoid" for height, inside in figures)
     assert all(right <= A4_WIDTH_PX and size >= 8 for _, _, right, size in browser.evaluate(VISIBLE_TEXTS))
     browser.call("Emulation.setEmulatedMedia", media="")

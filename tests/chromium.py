@@ -1,4 +1,12 @@
-"""A headless Chromium for tests, spoken to through its debugging pipe; where none is installed, tests skip."""
+"""A headless Chromium for tests, spoken to through its debugging pipe; where none is installed, tests skip.
+
+Tests take the fixture `browser`, one for the whole run:
+
+    def test_page_is_as_wide_as_the_window(browser):
+        browser.open(page, width=390)
+        assert browser.evaluate("document.scrollingElement.scrollWidth") <= 390
+        assert browser.complaints() == []
+"""
 
 from __future__ import annotations
 
@@ -61,15 +69,16 @@ class Browser:
         message, _, self._rest = self._rest.partition(b"\0")
         return json.loads(message)
 
-    def open(self, path: Path, *, width: int = 1280, height: int = 800, dark: bool = False) -> None:
-        """Show a file in a window of that many CSS pixels, and wait until it is loaded."""
+    def open(self, page: Path | str, *, width: int = 1280, height: int = 800, dark: bool = False) -> None:
+        """Shows a file, or an address, on a screen of that many CSS pixels, and waits until it is loaded."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.call("Emulation.setEmulatedMedia", features=scheme)
+        self.call("Emulation.setEmulatedMedia", media="", features=scheme)
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         self.told.clear()
-        assert "errorText" not in self.call("Page.navigate", url=path.resolve().as_uri())
+        answer = self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
+        assert "errorText" not in answer, answer
         while not any(message.get("method") == "Page.loadEventFired" for message in self.told):
             self.told.append(self._next())
 
@@ -106,7 +115,7 @@ def start_chromium() -> Iterator[Browser]:
     """A running Chromium with an empty profile; skips the test where none is installed."""
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
-        pytest.skip(f"no Chromium (looked for {', '.join(NAMES)}): `apt-get install chromium`")
+        pytest.skip(f"needs Chromium (looked for {', '.join(NAMES)}): `apt-get install chromium`")
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
