@@ -28,7 +28,7 @@ def child_environment(**more: str) -> dict[str, str]:
     It knows nothing of a launcher or a pytest around this run, and a script imports what lies beside it, which
     PYTHONSAFEPATH (set by tools/test.sh) forbids.
     """
-    outside = {"PYTHONSAFEPATH", *LAUNCHER}
+    outside = {"PYTHONSAFEPATH", "FASTLOAD_MAY_SKIP", *LAUNCHER}
     inherited = {
         name: value for name, value in os.environ.items() if name not in outside and not name.startswith("PYTEST")
     }
