@@ -73,7 +73,7 @@ def test_imagefolder_has_class_folders_in_splits_and_nothing_else(tmp_path: Path
 
 
 def test_torchvision_reads_the_same_classes_and_pixels(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("torchvision.datasets", reason="needs torchvision")
+    datasets = pytest.importorskip("torchvision.datasets", reason="torchvision is not installed")
     source = made(tmp_path / "a.h5", splits=SPLITS)
     export_file(source, tmp_path / "out", format="imagefolder")
     read = datasets.ImageFolder(str(tmp_path / "out" / "train"))
@@ -267,7 +267,7 @@ def test_boxes_are_objects_with_categories(tmp_path: Path) -> None:
 def test_datasets_reads_images_labels_and_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    datasets = pytest.importorskip("datasets", reason="needs Hugging Face's datasets")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     source = made(tmp_path / "a.h5", splits=SPLITS, extra={"identity": Column(np.arange(N))})
     export_file(source, tmp_path / "out", format="hf")
     read = datasets.load_dataset("imagefolder", data_dir=str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))

@@ -23,7 +23,7 @@ from fastload.images.jpeg import MAX_SCANS
 from fastload.plan.permutation import permute, unpermute
 from fastload.system import native
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="fastload was installed without its compiled loops")
+pytestmark = pytest.mark.skipif(native.library() is None, reason="needs the compiled loops")
 needs_jpeg = pytest.mark.skipif(not native.decodes_jpeg(), reason="neither Pillow nor the system brings libjpeg-turbo")
 
 
