@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import pytest
 
 import fastload
 
@@ -28,7 +31,7 @@ def child_environment(**more: str) -> dict[str, str]:
     It knows nothing of a launcher or a pytest around this run, and a script imports what lies beside it, which
     PYTHONSAFEPATH (set by tools/test.sh) forbids.
     """
-    outside = {"PYTHONSAFEPATH", *LAUNCHER}
+    outside = {"PYTHONSAFEPATH", "FASTLOAD_MAY_SKIP", *LAUNCHER}
     inherited = {
         name: value for name, value in os.environ.items() if name not in outside and not name.startswith("PYTEST")
     }
@@ -46,6 +49,17 @@ def run_python(*words: object, folder: Path | None = None) -> str:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def under_permissions() -> list[str]:
+    """Returns the words before a command that only permissions of files let read and write, also where it is root's.
+
+    Skips the test where root cannot give up its right to pass over them.
+    """
+    words = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    if words and (shutil.which(words[0]) is None or subprocess.run([*words, "true"], check=False).returncode):
+        pytest.skip("needs setpriv, or another user than root")
+    return words
 
 
 def in_a_fork(work: Callable[[], object]) -> None:

@@ -22,6 +22,7 @@ from child_processes import LAUNCHER, child_environment
 from chromium import Browser, start_chromium
 from layout_trees import import_torchvision
 from numpy.typing import NDArray
+from skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  hooks
 from small_files import write_foreign, write_random
 from warm_python import WarmPython
 
@@ -163,7 +164,7 @@ def compressed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """A page in a headless Chromium, for all tests: what a test finds there another has left, so it opens a page first."""
+    """A page in a headless Chromium, for all tests: each opens a page first, since it finds what another has left."""
     with start_chromium() as running:
         yield running
 

@@ -59,14 +59,24 @@ PYTHON
 
 # A venv "$1" made with interpreter "$2" that holds the requirements "$3..."; as it is when they are the same as before.
 ensure_venv() {
-    local venv=$1 interpreter=$2 stamp
+    local venv=$1 interpreter=$2 stamp requirement alone=() others=() job=
     shift 2
     stamp=$({ "$interpreter" -VV; printf '%s\n' "$@"; cat tools/constraints.txt; } | sha256sum)
     if [[ "$(cat "$venv/stamp" 2>/dev/null || true)" != "$stamp" ]]; then
         rm -rf "$venv"
         "$interpreter" -m venv "$venv"
+        # A pip keeps one core busy: Triton, a third of all bytes, needs no other package and is brought by a second one.
+        for requirement; do
+            case $requirement in triton[\>=]*) alone+=("$requirement") ;; *) others+=("$requirement") ;; esac
+        done
         # Not compiled here, all 14,000 modules of them: Python does so with what is imported, when it is.
-        "$venv/bin/python" -m pip install --quiet --no-compile -c tools/constraints.txt "$@" || return 1
+        local install=("$venv/bin/python" -m pip install --quiet --no-compile -c tools/constraints.txt)
+        if ((${#alone[@]})); then
+            "${install[@]}" --no-deps "${alone[@]}" &
+            job=$!
+        fi
+        "${install[@]}" "${others[@]}" || return 1
+        [[ -z $job ]] || wait "$job" || return 1
         printf '%s\n' "$stamp" >"$venv/stamp"
     fi
 }

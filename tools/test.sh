@@ -7,6 +7,8 @@
 # Needs Python 3.11 or newer and a package index. It builds the wheel, installs it (not -e) into the venv .venv-test,
 # made empty whenever the dependencies in pyproject.toml changed, and runs tests that need no torch on the other
 # Pythons 3.11 to 3.14 found on PATH or in ~/.pyenv/versions, each in a venv of its own: most on the newest, few on others.
+# Each test that was skipped is listed at the end with its reason; where FASTLOAD_MAY_SKIP is set (.ci/run), it fails
+# unless the reason is among those.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/environment.sh
@@ -44,12 +46,14 @@ if not home.is_relative_to(Path(sys.argv[1]).resolve()):
 PYTHON
 }
 
-python=$(find_python "${PYTHON:-}")
-say "environment for $("$python" -V) in .venv-test"
-mapfile -t core < <(requirements "$python" core)
-mapfile -t dev < <(requirements "$python" dev)
-mapfile -t docs < <(requirements "$python" docs)
-mapfile -t test_core < <(requirements "$python" test-core)
+# The environment of the first Python.
+environment() {
+    ensure_venv .venv-test "$python" torch "${core[@]}" "${dev[@]}" "${docs[@]}" || return 1
+    # Not beside the others: Ray and more look for torchvision, and fail where its build is for CUDA and torch's for CPUs.
+    [[ -d .venv-test/torchvision ]] ||
+        .venv-test/bin/python -m pip install --quiet --no-deps --no-compile -c tools/constraints.txt --target .venv-test/torchvision torchvision ||
+        echo "torchvision cannot be installed: the tests of its datasets are skipped"
+}
 
 # The other Pythons 3.11 to 3.14 that are found: lines of version and interpreter, the newest first.
 find_others() {
@@ -65,36 +69,11 @@ find_others() {
     done
 }
 
-# Their environments, while that of the first is made.
-mapfile -t others < <(find_others)
-mkdir -p dist
-for other in "${others[@]}"; do
-    ensure_venv ".venv-test-${other%% *}" "${other#* }" "${core[@]}" "${test_core[@]}" || true
-done >dist/others.log 2>&1 &
-others_job=$!
-ensure_venv .venv-test "$python" torch "${core[@]}" "${dev[@]}" "${docs[@]}"
-bin=.venv-test/bin
-# Not beside the others: Ray and more look for torchvision, and fail where its build is for CUDA and torch's for CPUs.
-if [[ ! -d .venv-test/torchvision ]]; then
-    "$bin/python" -m pip install --quiet --no-deps --no-compile -c tools/constraints.txt --target .venv-test/torchvision torchvision ||
-        echo "torchvision cannot be installed (pip's reason above): the tests of its datasets are skipped"
-fi
-
-say "build the wheel"
-rm -rf dist/test
-mkdir -p dist/test
-"$bin/python" -m build --wheel --outdir dist/test . >dist/test/build.log 2>&1 || { cat dist/test/build.log; exit 1; }
-install_wheel .venv-test
-# Its declared dependencies are met by what is installed: pip check reads the wheel's own metadata.
-"$bin/python" -m pip check
-
-say "ruff"
-"$bin/ruff" check .
-"$bin/ruff" format --check .
-
 # On the newest other Python most of what needs no torch, on those between what packs and reads a file.
 other_pythons() {
     local other version venv chosen_tests=("${torch_free[@]}") failed=()
+    # They have the package's own dependencies and no more.
+    [[ -z ${FASTLOAD_MAY_SKIP+set} ]] || local -x FASTLOAD_MAY_SKIP="$FASTLOAD_MAY_SKIP"$'\nis not installed\ncould not import'
     for other in "${others[@]}"; do
         version=${other%% *} venv=.venv-test-${other%% *}
         say "tests without torch on Python $version"
@@ -103,7 +82,7 @@ other_pythons() {
             continue
         fi
         install_wheel "$venv" || return 1
-        # The laws of numbers were looked at with more examples on the first Python: here they have to run.
+        # The laws of numbers are looked at with more examples on the first Python: here they have to run.
         FASTLOAD_EXAMPLES=3 FASTLOAD_TESTED_PREFIX="$PWD/$venv" "$venv/bin/pytest" -q -p no:cacheprovider \
             -m "not slow and not gpu" "${chosen_tests[@]}" </dev/null || failed+=("$version")
         chosen_tests=(tests/cli/test_main.py tests/pack/test_golden_bytes.py tests/read)
@@ -113,13 +92,6 @@ other_pythons() {
         return 1
     fi
 }
-
-# Four runs at a time, or the cores would idle while a test waits: the main one, two of tests that mostly start processes
-# of their own, and types, docs, the other Pythons and then tests of three folders, so that all end at about the same
-# time. What the other three say comes at the end.
-of_processes=(tests/distributed tests/export tests/faults tests/prefetch tests/repack tests/test_shards.py)
-of_commands=(tests/inspection tests/profiling tests/remote tests/test_readme.py)
-after_checks=(tests/benchmarks tests/tools tests/transforms)
 
 # The tests against the wheel: the words go to pytest. Exit code 5, no test chosen, is an error only where no words choose.
 tests_of() {
@@ -134,34 +106,78 @@ checks() {
     "$bin/mypy" --strict fastload tests/typing || code=1
     say "docs, warnings as errors"
     DOCS_PYTHON=$bin/python bash tools/docs.sh || code=1
-    while kill -0 "$others_job" 2>/dev/null; do sleep 1; done
-    other_pythons || code=1
-    say "tests of the benchmarks, tools and transforms"
+    say "tests of the benchmarks, tools and ranks"
     FASTLOAD_SITE="$PWD/dist/docs" tests_of "${after_checks[@]}" "$@" || code=1
     return "$code"
 }
 
 chosen=$#
-tests_of "${of_processes[@]}" "$@" >dist/test/processes.log 2>&1 &
-jobs=($!)
-tests_of "${of_commands[@]}" "$@" >dist/test/commands.log 2>&1 &
-jobs+=($!)
-checks "$@" >dist/test/checks.log 2>&1 &
-jobs+=($!)
+bin=.venv-test/bin
+logs=dist/test
+rm -rf "$logs"
+mkdir -p "$logs"
+jobs=()
 trap 'kill "${jobs[@]}" 2>/dev/null || true' EXIT
 
-failed=()
+python=$(find_python "${PYTHON:-}")
+mapfile -t core < <(requirements "$python" core)
+mapfile -t dev < <(requirements "$python" dev)
+mapfile -t docs < <(requirements "$python" docs)
+mapfile -t test_core < <(requirements "$python" test-core)
+mapfile -t others < <(find_others)
+
+# One pip keeps one core busy, for minutes. Meanwhile the other one builds the wheel, and runs it on the other Pythons.
+say "environment for $("$python" -V) in .venv-test, and beside it the wheel and the other Pythons"
+environment >"$logs/environment.log" 2>&1 &
+environment_job=$!
+jobs+=("$environment_job")
+ensure_venv .venv-build "$python" build
+.venv-build/bin/python -m build --wheel --outdir dist/test . >"$logs/build.log" 2>&1 || { cat "$logs/build.log"; exit 1; }
+other_pythons >"$logs/others.log" 2>&1 &
+others_job=$!
+jobs+=("$others_job")
+wait "$environment_job" || { cat "$logs/environment.log"; exit 1; }
+grep "^torchvision" "$logs/environment.log" || true
+install_wheel .venv-test
+# Its declared dependencies are met by what is installed: pip check reads the wheel's own metadata.
+"$bin/python" -m pip check
+
+say "ruff"
+"$bin/ruff" check .
+"$bin/ruff" format --check .
+
+# Four runs at a time, or the cores would idle while a test waits: the main one, two of tests that mostly start processes
+# of their own, and types, docs and then tests of three folders, so that all end at about the same time. What the other
+# three say comes at the end. Folders whose tests share what takes seconds to make, as Triton's interpreter, are in one.
+of_processes=(tests/faults tests/prefetch tests/transforms)
+of_commands=(tests/export tests/inspection tests/profiling tests/remote tests/repack tests/test_readme.py tests/test_shards.py)
+after_checks=(tests/benchmarks tests/distributed tests/tools)
 elsewhere=("${of_processes[@]}" "${of_commands[@]}" "${after_checks[@]}")
+
+tests_of "${of_processes[@]}" "$@" >"$logs/processes.log" 2>&1 &
+processes_job=$!
+tests_of "${of_commands[@]}" "$@" >"$logs/commands.log" 2>&1 &
+commands_job=$!
+checks "$@" >"$logs/checks.log" 2>&1 &
+checks_job=$!
+jobs+=("$processes_job" "$commands_job" "$checks_job")
+
+failed=()
 say "tests against the wheel"
-tests_of "${elsewhere[@]/#/--ignore=}" "$@" || failed+=("tests")
-wait "${jobs[0]}" || failed+=("tests that start processes")
-say "tests that start processes"
-cat dist/test/processes.log
-wait "${jobs[1]}" || failed+=("tests of commands and profiling")
-say "tests of commands and profiling"
-cat dist/test/commands.log
-wait "${jobs[2]}" || failed+=("types, docs, another Python, or tests of the benchmarks, tools or transforms")
-cat dist/test/checks.log
+tests_of "${elsewhere[@]/#/--ignore=}" "$@" 2>&1 | tee "$logs/main.log" || failed+=("tests")
+
+# The log "$2" of a job, once it has ended with "$1"; it is called "$3" where it failed.
+end_of() {
+    wait "$1" || failed+=("$3")
+    say "$3"
+    cat "$logs/$2.log"
+}
+end_of "$processes_job" processes "tests that start processes"
+end_of "$commands_job" commands "tests of commands and profiling"
+end_of "$checks_job" checks "types, docs, and tests of the benchmarks, tools and ranks"
+end_of "$others_job" others "tests on the other Pythons"
+say "skipped"
+grep -h "^SKIPPED" "$logs"/*.log | sort -k 3 || true
 say "done"
 if ((${#failed[@]})); then
     printf 'FAILED: %s\n' "${failed[@]}" >&2

@@ -33,14 +33,21 @@ def in_benchmarks(monkeypatch):
         monkeypatch.syspath_prepend(ROOT / folder)
 
 
-def run(out, *words, expect=0, device="cpu", path="", script=SCRIPT):
-    """The records of a tiny run, by section; `path` is its PYTHONPATH."""
-    environment = os.environ | {"PYTHONPATH": str(path)}
-    done = subprocess.run(
-        [sys.executable, script, "--device", device, "--tiny", "--out", out, "--data", out.parent, *words],
-        cwd=out.parent, env=environment, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == expect, done.stdout + done.stderr
+@pytest.fixture
+def run(warm_python, tmp_path):
+    """Returns a function that gives the records of a tiny run on the CPU, by section."""
+    out = tmp_path / "out"
+
+    def ran(*words, expect=0, script=IN_FORKS):
+        given = ["--device", "cpu", "--tiny", "--out", out, "--data", tmp_path, *words]
+        done = warm_python.run(script, *given, cwd=tmp_path)
+        assert done.returncode == expect, done.stdout + done.stderr
+        return records_of(out)
+
+    return ran
+
+
+def records_of(out):
     lines = (out / "gpu.jsonl").read_text().splitlines()
     return {record["section"]: record for record in map(json.loads, lines)}
 
@@ -52,12 +59,17 @@ def may_be_absent(reason):
 
 @pytest.mark.slow
 def test_every_section_gives_its_figures_without_optional_packages_and_leaves_nothing_behind(
-    tmp_path, tmp_path_factory
+    run, tmp_path, tmp_path_factory
 ):
-    blocked = tmp_path_factory.mktemp("blocked")
     names = ("simplejpeg", "hdf5plugin", "zstandard")
-    (blocked / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({names!r}))\n")
-    records = run(tmp_path / "out", "--set", "all", path=blocked, script=IN_FORKS)
+    script = tmp_path_factory.mktemp("without") / "without.py"
+    lines = (
+        "import runpy, sys",
+        f"sys.modules.update(dict.fromkeys({names!r}))",
+        f"runpy.run_path({str(IN_FORKS)!r}, run_name='__main__')",
+    )
+    script.write_text("\n".join(lines))
+    records = run("--set", "all", script=script)
     seconds = records["sanity"]["figures"]["imports that fail"]["seconds"]
     assert all("ModuleNotFoundError" in seconds[name] for name in names)
     assert list(records) == SECTIONS
@@ -93,13 +105,14 @@ def test_every_section_gives_its_figures_without_optional_packages_and_leaves_no
 
 
 @pytest.mark.slow
-def test_failing_and_hanging_sections_leave_the_others(tmp_path):
-    words = ["--only", "copy", "kernel", "cpu-seconds", "--fail", "copy", "--hang", "kernel", "--limit", "kernel=1"]
-    records = run(tmp_path / "out", *words, expect=1, script=IN_FORKS)
-    assert "code 1" in records["copy"]["error"]
-    assert "this section was told to fail" in records["copy"]["log"]
+def test_failing_and_hanging_sections_leave_the_others_and_what_needs_the_data_is_told_that_there_are_none(run):
+    words = ["--only", "copy", "kernel", "step-rate", "--fail", "data", "--hang", "kernel", "--limit", "kernel=1"]
+    records = run(*words, expect=1)
+    assert "code 1" in records["data"]["error"]
+    assert "this section was told to fail" in records["data"]["log"]
     assert "over its limit of 1 s" in records["kernel"]["error"]
-    assert records["cpu-seconds"]["figures"]["CPU seconds per 1,000, fastload, cache None"]["value"] > 0
+    assert records["step-rate"]["error"] == "the data could not be made"
+    assert records["copy"]["figures"]["copy device to device"]["value"] > 0
     assert "error" not in records["plots"]
 
 
@@ -132,15 +145,8 @@ def test_pinned_bytes_are_counted_until_they_are_not_pinned_any_more(in_benchmar
     assert (counted.now, counted.peak, undone) == (0, 30, [10, 20])
 
 
-@pytest.mark.slow
-def test_without_data_what_needs_it_is_told_and_the_rest_is_measured(tmp_path):
-    records = run(tmp_path / "out", "--only", "copy", "step-rate", "--fail", "data", expect=1, script=IN_FORKS)
-    assert records["step-rate"]["error"] == "the data could not be made"
-    assert records["copy"]["figures"]["copy device to device"]["value"] > 0
-
-
-def test_sections_without_time_are_skipped_by_name(tmp_path):
-    records = run(tmp_path / "out", "--only", "copy", "--budget-s", "1", script=IN_FORKS)
+def test_sections_without_time_are_skipped_by_name(run):
+    records = run("--only", "copy", "--budget-s", "1")
     assert "the budget left" in records["copy"]["skipped"]
 
 
@@ -157,7 +163,10 @@ def test_without_the_device_nothing_is_measured_or_left(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_every_section_runs_on_a_gpu(tmp_path):
-    records = run(tmp_path / "out", "--set", "all", device="cuda")
+    words = ["--device", "cuda", "--tiny", "--out", tmp_path / "out", "--data", tmp_path, "--set", "all"]
+    done = subprocess.run([sys.executable, SCRIPT, *words], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = records_of(tmp_path / "out")
     assert list(records) == SECTIONS
     for record in records.values():
         assert "error" not in record and "skipped" not in record, record

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,7 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / "benchmarks" / "peers"
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
 
 
 @pytest.fixture
@@ -29,13 +25,11 @@ def test_the_page_is_what_its_records_make(in_benchmarks):
     assert (ROOT / "docs" / "comparison.md").read_text() == page.page()[0]
 
 
-def test_the_hand_written_gather_and_fastload_give_the_same_images(tmp_path):
+def test_the_hand_written_gather_and_fastload_give_the_same_images(warm_python, tmp_path):
     out = tmp_path / "peers.jsonl"
     words = ["--quick", "--here", "--only", "memmap", "--data", str(tmp_path), "--out", str(out)]
     words += ["--work", "rows_32", "jpeg_faces", "pack_faces", "--photos", str(tmp_path / "none")]
-    command = [sys.executable, str(PEERS / "run.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
+    warm_python.finish(Path(__file__).with_name("peers_in_forks.py"), *words, cwd=tmp_path)
     found = {(one["work"], one["peer"]): one for one in map(json.loads, out.read_text().splitlines())}
     assert len(found) == 6
     for peer in ("fastload", "memmap"):

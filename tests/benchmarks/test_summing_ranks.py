@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from child_processes import run_together
 from summing_ranks import LENGTHS, SIZE, breakdown
 
 HERE = Path(__file__).resolve().parent
-LIMIT_S = 600
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory) -> list[dict]:
+def ranks(warm_python, tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("summed")
-    run_together([[HERE / "summing_ranks.py", folder]], folder)
+    warm_python.finish(HERE / "summing_ranks.py", folder, cwd=folder)
     return [torch.load(folder / f"summed.{rank}.pt", weights_only=True) for rank in range(SIZE)]
 
 

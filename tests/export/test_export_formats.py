@@ -72,11 +72,10 @@ def test_imagefolder_has_class_folders_in_splits_and_nothing_else(tmp_path: Path
     assert digests(packed_again(tmp_path / "out")) == digests(source)
 
 
-def test_torchvision_reads_the_same_classes_and_pixels(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("torchvision.datasets", reason="needs torchvision")
+def test_torchvision_reads_the_same_classes_and_pixels(tmp_path: Path, torchvision_datasets: Any) -> None:
     source = made(tmp_path / "a.h5", splits=SPLITS)
     export_file(source, tmp_path / "out", format="imagefolder")
-    read = datasets.ImageFolder(str(tmp_path / "out" / "train"))
+    read = torchvision_datasets.ImageFolder(str(tmp_path / "out" / "train"))
     assert read.classes == list(NAMES) and len(read) == 15
     with h5py.File(source) as file:
         pixels = {image.tobytes(): label for image, label in zip(file["images"][:15], file["labels"][:15], strict=True)}
@@ -267,7 +266,7 @@ def test_boxes_are_objects_with_categories(tmp_path: Path) -> None:
 def test_datasets_reads_images_labels_and_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    datasets = pytest.importorskip("datasets", reason="needs Hugging Face's datasets")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     source = made(tmp_path / "a.h5", splits=SPLITS, extra={"identity": Column(np.arange(N))})
     export_file(source, tmp_path / "out", format="hf")
     read = datasets.load_dataset("imagefolder", data_dir=str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))

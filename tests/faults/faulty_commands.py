@@ -322,7 +322,7 @@ def bench(folder: Path) -> Iterator[Bench]:
         pytest.skip("the shim that fails file operations is loaded by LD_PRELOAD, as Linux has it")
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
-        pytest.skip("no C compiler (cc, gcc, clang) to build the shim that fails file operations")
+        pytest.skip("needs a C compiler (cc, gcc, clang) to build the shim that fails file operations")
     library, control = folder / "shim.so", folder / "control"
     built = subprocess.run(
         [compiler, "-O1", "-shared", "-fPIC", "-o", library, SHIM, "-ldl", "-lpthread"],

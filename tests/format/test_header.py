@@ -160,7 +160,7 @@ def test_compressed_foreign_and_big_endian_datasets_have_no_offset(tmp_path, ima
 
 
 def test_hugging_face_hdf5_builder_loads_a_packed_file(tmp_path, images):
-    datasets = pytest.importorskip("datasets", reason="the Hugging Face package is not installed")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     values, counts = text_arrays([[b"a dog", "zwei Hündchen".encode()][: row % 3] for row in range(50)])
     columns = {"labels": _column(), "caption": Column(values), "num_captions": Column(counts)}
     path = write_packed(tmp_path / "a.h5", images, columns, splits={"train": 40, "val": 10})
@@ -174,7 +174,7 @@ def test_hugging_face_hdf5_builder_loads_a_packed_file(tmp_path, images):
 
 def test_h5dump_reads_it(tmp_path, images):
     if shutil.which("h5dump") is None:
-        pytest.skip("h5dump is not installed")
+        pytest.skip("needs h5dump: `apt-get install hdf5-tools`")
     path = write_packed(tmp_path / "a.h5", images[:1])
     assert "images" in subprocess.run(["h5dump", "-H", path], capture_output=True, text=True, check=True).stdout
 

@@ -139,7 +139,7 @@ def test_a_batch_pickles_as_a_plain_tuple_and_copies_as_itself(batch, dict_batch
 
 def test_helpers_of_torch_and_accelerate_take_a_batch(batch):
     assert [one.dtype for one in default_convert(batch)] == [torch.uint8, torch.int64]
-    accelerate = pytest.importorskip("accelerate", reason="it is in the dependency group dev")
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
     moved = accelerate.utils.send_to_device(batch, torch.device("cpu"))
     assert isinstance(moved, tuple) and torch.equal(moved[0], batch[0])
 

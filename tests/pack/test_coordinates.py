@@ -273,7 +273,7 @@ def test_one_box_of_many_that_reaches_out_is_no_sign_of_another_form(tmp_path: P
 
 
 def test_keypoints_go_through_export_packing_and_the_loader_with_their_meaning(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="the loader gives tensors")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     from fastload import FastLoader, PackedDataset
     from fastload.export import export_file
     from fastload.transforms import RandomHorizontalFlip

@@ -23,7 +23,7 @@ def _with_the_compiled_loops_and_without(request):
         if request.param == "NumPy":
             patch.setattr(permutation.native, "library", lambda: None)
         elif permutation.native.library() is None:
-            pytest.skip("fastload was installed without its compiled loops")
+            pytest.skip("needs the compiled loops")
         yield
 
 

@@ -499,7 +499,7 @@ def test_images_on_the_device_are_turned_as_those_of_the_cpu(orientation):
 
 
 def test_the_kernel_cuts_decoded_images_in_the_interpreter(run_interpreted):
-    pytest.importorskip("triton", reason="Triton has no build for this system")
+    pytest.importorskip("triton", reason="Triton is not installed")
     found = run_interpreted(Path(__file__).with_name("decoded_by_kernel.py"))
     assert found.split() == ["training", "evaluation", "colour"]
 
@@ -508,7 +508,7 @@ def test_the_kernel_cuts_decoded_images_in_the_interpreter(run_interpreted):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["training", "evaluation", "crop alone"])
 def test_nvjpeg_gives_the_images_of_the_cpu(tmp_path, name):
-    pytest.importorskip("torchvision", reason="torchvision calls nvJPEG")
+    pytest.importorskip("torchvision", reason="torchvision is not installed, which calls nvJPEG")
     path = varied_file(
         tmp_path / "smooth.h5", [jpeg_row(200 + i, 230 - i, turned=i == 5, gray=i == 7, seed=i) for i in range(24)]
     )

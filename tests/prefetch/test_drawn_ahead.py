@@ -195,5 +195,5 @@ def test_large_masks_keep_no_images_either(tmp_path, transforms):
 
 
 def test_the_kernel_reads_the_words_of_a_slot_in_the_interpreter(run_interpreted):
-    pytest.importorskip("triton", reason="Triton has no build for this system")
+    pytest.importorskip("triton", reason="Triton is not installed")
     assert run_interpreted(Path(__file__).with_name("drawn_cases.py")).split("\n")[:-1] == list(CASES)

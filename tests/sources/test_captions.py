@@ -237,7 +237,7 @@ def test_cells_hold_a_text_or_a_list() -> None:
 
 
 def test_parquet_with_texts_beside_its_images(tmp_path: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet", reason="the extra [parquet] is not installed")
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     import pyarrow as pa
 
     image = [{"bytes": b"x%d" % n, "path": f"{n}.jpg"} for n in range(3)]

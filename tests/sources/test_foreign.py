@@ -127,7 +127,7 @@ def packed(path: Path) -> tuple[int, list[int]]:
 
 
 def test_the_lines_for_litdata_pack_its_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    litdata = pytest.importorskip("litdata", reason="LitData's own reader")
+    litdata = pytest.importorskip("litdata", reason="litdata is not installed")
     from litdata.streaming.cache import Cache
 
     cache = Cache(str(tmp_path / "in"), chunk_bytes=2**12)
@@ -145,7 +145,7 @@ def test_the_lines_for_litdata_pack_its_chunks(tmp_path: Path, monkeypatch: pyte
 def test_the_lines_for_mosaicml_pack_shards_of_other_compressions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streaming = pytest.importorskip("streaming", reason="MosaicML's own writer and reader")
+    streaming = pytest.importorskip("streaming", reason="streaming (mosaicml-streaming) is not installed")
     with streaming.MDSWriter(out=str(tmp_path / "in"), columns={"x": "png", "y": "int"}, compression="br:3") as writer:
         for i in range(6):
             writer.write({"x": Image.fromarray(np.full((8, 8, 3), i, np.uint8)), "y": i})
@@ -153,7 +153,7 @@ def test_the_lines_for_mosaicml_pack_shards_of_other_compressions(
 
 
 def test_the_lines_for_lmdb_pack_what_lsun_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lmdb = pytest.importorskip("lmdb", reason="LMDB's reader")
+    lmdb = pytest.importorskip("lmdb", reason="lmdb is not installed")
     with lmdb.open(str(tmp_path / "bedroom_lmdb"), map_size=2**20) as base, base.begin(write=True) as transaction:
         for i in range(5):
             transaction.put(b"%d" % i, image_file(i, (8, 8, 3), "WEBP"))
@@ -161,7 +161,7 @@ def test_the_lines_for_lmdb_pack_what_lsun_holds(tmp_path: Path, monkeypatch: py
 
 
 def test_the_lines_for_zarr_pack_its_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    zarr = pytest.importorskip("zarr", reason="Zarr's reader")
+    zarr = pytest.importorskip("zarr", reason="zarr is not installed")
     group = zarr.open_group(str(tmp_path / "a.zarr"), mode="w")
     group.create_array("images", data=np.zeros((4, 8, 8, 3), np.uint8))
     group.create_array("labels", data=np.arange(4))
@@ -169,7 +169,7 @@ def test_the_lines_for_zarr_pack_its_arrays(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_lines_for_arrow_pack_a_lone_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets", reason="Hugging Face's reader")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     from datasets.arrow_writer import ArrowWriter
 
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})

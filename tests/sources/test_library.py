@@ -251,7 +251,7 @@ def test_a_folder_that_only_torchvision_reads_is_refused_with_the_command_that_r
 
 
 def test_a_folder_that_is_renamed_is_known_by_what_is_in_it_and_the_right_name_is_said(tmp_path):
-    pytest.importorskip("scipy", reason="writes the .mat files")
+    pytest.importorskip("scipy", reason="scipy is not installed")
     make("Flowers102", tmp_path)
     (tmp_path / "Flowers102/flowers-102").rename(tmp_path / "flowers")
     refused(r"--root FOLDER` reads it, once its folder .*flowers is called FOLDER/flowers-102", tmp_path / "flowers")
@@ -377,8 +377,8 @@ def test_boxes_of_objects_are_packed():
 @pytest.fixture
 def cached(tmp_path, monkeypatch):
     """Writes what `datasets` or the hub's client would keep of a dataset, and returns a function that does."""
-    pa = pytest.importorskip("pyarrow", reason="the extra [parquet] is not installed")
-    pq = pytest.importorskip("pyarrow.parquet", reason="the extra [parquet] is not installed")
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     for name in ("HF_DATASETS_CACHE", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))

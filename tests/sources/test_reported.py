@@ -18,8 +18,8 @@ from small_trees import notes_of, refused, values, write
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import SourceOptions
 
-pa = pytest.importorskip("pyarrow", reason="the extra [parquet] is not installed")
-pq = pytest.importorskip("pyarrow.parquet", reason="the extra [parquet] is not installed")
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
 
 LINE = "0 0.5 0.5 0.5 0.5\n"
 BOX = [[10.0, 5.0, 20.0, 10.0]]
@@ -146,7 +146,7 @@ def test_a_reported_situation_is_right_or_refused(
 
 
 def test_the_lines_that_an_error_gives_make_a_table_that_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pandas", reason="the lines in these errors are pandas'")
+    pytest.importorskip("pandas", reason="pandas is not installed: the lines in these errors are pandas'")
     for name in ("Roblox/FAI-RL#81", "base64 text"):
         files = next(files for source, files, _ in SITUATIONS if source.startswith(name))
         root = built(tmp_path / name[:4], files)

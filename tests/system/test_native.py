@@ -23,7 +23,7 @@ from fastload.images.jpeg import MAX_SCANS
 from fastload.plan.permutation import permute, unpermute
 from fastload.system import native
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="fastload was installed without its compiled loops")
+pytestmark = pytest.mark.skipif(native.library() is None, reason="needs the compiled loops")
 needs_jpeg = pytest.mark.skipif(not native.decodes_jpeg(), reason="neither Pillow nor the system brings libjpeg-turbo")
 
 
@@ -243,7 +243,7 @@ int main(void)
 def test_the_interface_of_libjpeg_is_as_its_header_has_it(version, tmp_path):
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("no C compiler (cc) to read jpeglib.h with")
+        pytest.skip("needs a C compiler (cc) to read jpeglib.h with")
     # Found before the system's, which is of one version.
     settings = {"JPEG_LIB_VERSION": version, "BITS_IN_JSAMPLE": 8, "MEM_SRCDST_SUPPORTED": 1}
     (tmp_path / "jconfig.h").write_text("".join(f"#define {name} {value}\n" for name, value in settings.items()))
@@ -252,7 +252,7 @@ def test_the_interface_of_libjpeg_is_as_its_header_has_it(version, tmp_path):
     words = [compiler, f'-DNATIVE="{source}"', "-I", tmp_path, "-o", tmp_path / "compared", tmp_path / "compared.c"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if "jpeglib.h" in done.stderr:
-        pytest.skip("no jpeglib.h (Debian's libjpeg-dev) to compare with")
+        pytest.skip("needs jpeglib.h (Debian's libjpeg-dev) to compare with")
     assert done.returncode == 0, done.stderr
     said = subprocess.run([tmp_path / "compared"], capture_output=True, text=True, check=True).stdout
     assert said == f"compared version {version}\n"
@@ -278,7 +278,7 @@ void jpeg_finish_decompress(void) {} void jpeg_abort_decompress(void) {}
 
 def test_a_libjpeg_of_another_interface_or_too_old_is_not_used(tmp_path):
     if shutil.which("cc") is None:
-        pytest.skip("no C compiler (cc) to build other libraries with")
+        pytest.skip("needs a C compiler (cc) to build other libraries with")
     (tmp_path / "other.c").write_text(OTHER_LIBJPEG)
     expected = {
         (62, 632, 2023): True,

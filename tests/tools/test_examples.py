@@ -31,8 +31,7 @@ def run_example(warm_python, launcher, name, packed, folder, *options):
 
 def need(package):
     if package and importlib.util.find_spec(package) is None:
-        of_dev = package in ("accelerate", "lightning")
-        pytest.skip(f"{package} is not installed; it is {'in' if of_dev else 'not in'} the dependency group dev")
+        pytest.skip(f"{package} is not installed")
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def run(name: str, data: bytes) -> None:
 @pytest.mark.parametrize("name", IN_PROCESS)
 def test_parsers_end_well_in_little_memory_for_inputs_that_once_were_findings(name: str) -> None:
     if name == "parquet":
-        pytest.importorskip("pyarrow", reason="Parquet files are read by pyarrow")
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     run(name, TARGETS[name].seeds[0])  # imports
     for data in kept(name):
         tracemalloc.start()
@@ -90,7 +90,7 @@ def test_parsers_end_well_in_little_memory_for_inputs_that_once_were_findings(na
 @pytest.mark.parametrize("name", IN_PROCESS)
 def test_parsers_end_with_a_result_or_an_error_of_ours_for_mutated_inputs(name: str) -> None:
     if name == "parquet":
-        pytest.importorskip("pyarrow", reason="Parquet files are read by pyarrow")
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     rng, inputs = random.Random(name), kept(name)
     for _ in range(MUTATIONS):
         run(name, mutated(rng.choice(inputs), rng))

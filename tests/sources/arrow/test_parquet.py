@@ -23,8 +23,8 @@ from fastload.sources.arrow.shards import Shard
 from fastload.sources.layouts import detect_layout, list_source
 from fastload.sources.listing import SourceOptions
 
-pa = pytest.importorskip("pyarrow", reason="the extra [parquet] is not installed")
-pq = pytest.importorskip("pyarrow.parquet", reason="the extra [parquet] is not installed")
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 

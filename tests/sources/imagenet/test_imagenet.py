@@ -34,7 +34,7 @@ def class_tars(format: int = tarfile.GNU_FORMAT) -> dict[str, bytes]:
 
 
 def meta_mat() -> bytes:
-    savemat = pytest.importorskip("scipy.io", reason="SciPy writes and reads the devkit's meta.mat").savemat
+    savemat = pytest.importorskip("scipy.io", reason="scipy is not installed").savemat
     kinds = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("num_children", "O")]
     rows = [(i, wnid, WORDS[wnid], 0) for i, wnid in IDS.items()] + [(1001, "n00001740", "entity", 3)]
     out = io.BytesIO()

@@ -58,7 +58,7 @@ def test_shards_become_samples_whose_images_stay_in_place(tmp_path: Path) -> Non
 def test_compressed_shards_give_the_same(tmp_path: Path, pack: tuple) -> None:
     name, compress = pack
     if name == "zstd":
-        compress = pytest.importorskip("zstandard", reason="reads zstd").ZstdCompressor().compress
+        compress = pytest.importorskip("zstandard", reason="zstandard is not installed").ZstdCompressor().compress
     plain = list_source(write_mds(tmp_path / "plain", FIELDS, samples(6), shards=2))
     packed = list_source(write_mds(tmp_path / "packed", FIELDS, samples(6), shards=2, pack=(name, compress)))
     assert contents(packed) == contents(plain) and values(packed) == values(plain)
@@ -182,7 +182,7 @@ def test_what_does_not_fit_its_index_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_real_package_writes_what_is_read(tmp_path: Path) -> None:
-    streaming = pytest.importorskip("streaming", reason="MosaicML's own writer and reader")
+    streaming = pytest.importorskip("streaming", reason="streaming (mosaicml-streaming) is not installed")
     columns = {"x": "jpeg", "y": "int", "t": "str", "raw": "pil", "v": "ndarray:float32:3", "j": "json"}
     with streaming.MDSWriter(out=str(tmp_path / "in"), columns=columns, size_limit=4000) as writer:
         for i in range(12):

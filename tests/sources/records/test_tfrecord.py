@@ -234,7 +234,7 @@ def test_labels_and_images_are_those_the_user_names(tmp_path: Path) -> None:
 
 
 def test_the_writer_of_another_package_writes_what_is_read(tmp_path: Path) -> None:
-    writer = pytest.importorskip("tfrecord.writer", reason="another package's writer of TFRecords")
+    writer = pytest.importorskip("tfrecord.writer", reason="tfrecord is not installed")
     out = writer.TFRecordWriter(str(tmp_path / "a.tfrecord"))
     for i in range(4):
         out.write({"image": (image_file(i), "byte"), "label": (-i, "int"), "score": ([0.5, i], "float")})

@@ -140,7 +140,7 @@ def test_hugging_face_metadata_in_split_folders_rules_over_class_folders(
     head, row = {"csv": ("file_name,caption\n", "{},{}\n")}.get(kind, ("", '{{"file_name": "{}", "caption": "{}"}}\n'))
     for split, pairs in rows.items():
         if kind == "parquet":
-            pq = pytest.importorskip("pyarrow.parquet", reason="the extra [parquet] is not installed")
+            pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
             import pyarrow as pa
 
             table = pa.table([list(column) for column in zip(*pairs, strict=True)], ["file_name", "caption"])

@@ -117,7 +117,7 @@ def test_passes_give_what_the_transforms_give_one_by_one(chosen, normalize):
 
 
 def test_the_kernel_does_in_the_interpreter_what_torch_does(run_interpreted):
-    pytest.importorskip("triton", reason="Triton has no build for this system")
+    pytest.importorskip("triton", reason="Triton is not installed")
     assert run_interpreted(Path(__file__).with_name("fuse_cases.py")).split("\n")[:-1] == list(CASES)
 
 

@@ -68,7 +68,7 @@ def test_images_are_within_a_level_of_the_exact_mean(case, channels, block_value
 @pytest.mark.parametrize("streamed_bytes", [0, 1 << 62])
 def test_compiled_code_and_torchscript_make_the_same_images(streamed_bytes, case, channels, dtype):
     if native.library() is None:
-        pytest.skip("fastload was installed without its compiled loops")
+        pytest.skip("needs the compiled loops")
     shapes, placement, _ = case
     scale = [0.2, 0.25, 0.3, 0.4][:channels]
     constants = None if dtype == torch.uint8 else Normalize(scale, scale).scale_and_shift(torch.uint8)
