@@ -14,6 +14,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from fastload.system import native
+
 DIGEST_FIELDS = ("digest", "digest_fields")
 """The datasets that hold digests of rows."""
 
@@ -44,13 +46,15 @@ def row_digests(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.uint64]:
 def pixel_digests(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
     """Returns XXH3-64 of each row's bytes in arrays (N, ...), in their order, hashed as little-endian; uint64 (N,).
 
-    The GIL is held meanwhile.
+    The GIL is held meanwhile, for up to 2 MiB or where the loops were not compiled.
     """
     parts = []
     for array in arrays:
         little_endian = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
         parts.append(little_endian.reshape(len(array), -1).view(np.uint8))
     count, row_bytes = len(parts[0]), sum(part.shape[1] for part in parts)
+    if row_bytes > native.SHORT_BYTES and native.library() is not None:
+        return native.digests_in_memory(parts)
     # In blocks that stay in the CPU's cache; short rows of several arrays are joined.
     step = max(1, _BLOCK_BYTES // max(row_bytes, 1))
     digests = np.empty(count, np.uint64)

@@ -1,23 +1,18 @@
 """Rows that lie back to back in the file: copied from a mapping of it, or read by system calls; which, `chosen` says.
 
 From a mapping a batch is one copy, for pixels with the GIL released once. Without one, truncating the file is an error
-and does not kill the process: one `io_submit` reads all rows of a batch and so releases the GIL once; one `preadv` a
-row releases it once a row, and each time waits up to 5 ms for a main thread that runs Python (measured, rows of 116 kB:
-33,000 images/s against 320; with an idle main thread both reach 105,000). `preadv` is used where the kernel has no
-`io_submit`.
+and does not kill the process: one call of compiled code reads all rows of a batch, and so releases the GIL once; one
+`preadv` a row releases it once a row, and each time waits up to 5 ms for a main thread that runs Python (measured, rows
+of 116 kB: 33,000 images/s against 320; with an idle main thread both reach 105,000). `preadv` is used where the loops
+were not compiled.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import mmap
 import os
-import platform
-import queue
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,25 +43,10 @@ those of the file system below it (`HeldOffWriters`), which is tested; mapped it
 # Rows up to this length (labels, attributes, boxes) are copied by indexing, in slices that keep the GIL.
 SHORT_ROW_BYTES = 256
 
-# include/uapi/linux/aio_abi.h, little-endian. IOCB_CMD_PREAD is 0.
-_IOCB = np.dtype(
-    {
-        "names": "data key rw_flags opcode reqprio fd buffer num_bytes offset reserved flags resfd".split(),
-        "formats": "<u8 <u4 <u4 <u2 <i2 <u4 <u8 <u8 <i8 <u8 <u4 <u4".split(),
-    }
-)
-_EVENT = np.dtype([("data", "<u8"), ("iocb", "<u8"), ("result", "<i8"), ("result2", "<i8")])
-
-# io_setup, io_destroy, io_submit, io_getevents
-_SYSCALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
-
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux, on x86-64 and ARM
 _MOST_JOINED = 30_000  # mappings; the system allows 65,530 a process (vm.max_map_count)
 
-# Requests a context holds; the system allows 65,536 in all by default (fs.aio-max-nr).
-_QUEUE = 1024
-
-# Reads shorter than this are joined where rows are neighbours in the file; a request costs about 1 us.
+# Reads shorter than this are joined where rows are neighbours in the file; a read costs about 1 us.
 _MAX_REQUEST_BYTES = 1 << 20
 
 
@@ -144,19 +124,15 @@ class MappedRows:
 
 
 class PreadRows:
-    """Gathers rows of linear fields with `io_submit`, or `preadv` without it. Any thread may call it.
+    """Gathers rows of linear fields by reading them from the file. Any thread may call it.
 
     The descriptor must stay open for reading as long as this lives.
     """
 
-    def __init__(self, fd: int, file: PackedFile, fields: Sequence[str], *, use_aio: bool = True) -> None:
+    def __init__(self, fd: int, file: PackedFile, fields: Sequence[str]) -> None:
         self._fd = fd
         self._file = file
         self._layout = {name: (file.fields[name].offset or 0, file.fields[name].row_bytes) for name in fields}
-        self._pid = os.getpid()
-        self._use_aio = use_aio and sys.platform == "linux" and platform.machine() in _SYSCALLS
-        # A context serves one gather at a time, and does not exist in a forked child.
-        self._idle: queue.SimpleQueue[_AioContext] = queue.SimpleQueue()
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
         """Copies rows, checked to be in range, into arrays (B, ...). FileChangedError: the file is too short."""
@@ -178,9 +154,7 @@ class PreadRows:
             self.read_ranges(name, offset + rows[starts] * row_bytes, lengths, memory)
 
     def close(self) -> None:
-        """Frees the kernel's contexts; the descriptor stays open."""
-        while not self._idle.empty():
-            self._idle.get().close()
+        """Does nothing: the descriptor stays open."""
 
     def read_ranges(
         self, name: str, offsets: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[np.uint8]
@@ -190,12 +164,10 @@ class PreadRows:
         Raises FileChangedError, naming the field, if the file ends before a range does.
         """
         memory = np.cumsum(lengths) - lengths
-        context = self._context() if len(offsets) > 1 else None
-        if context is None:
-            done = np.zeros(len(offsets), dtype=np.int64)
+        if len(offsets) > 1 and native.library() is not None:
+            done = native.read_ranges(self._fd, offsets, lengths, out)
         else:
-            done = context.read(self._fd, offsets, out.ctypes.data + memory, lengths)
-            self._idle.put(context)
+            done = np.zeros(len(offsets), np.int64)
         view = out.data
         for i in np.flatnonzero(done != lengths).tolist():
             at, length, offset = int(memory[i]), int(lengths[i]), int(offsets[i])
@@ -218,77 +190,6 @@ class PreadRows:
                 f"{self._file.name}: ends at byte {end:,}, inside {row} of {name}: it was truncated while in use. "
                 f"Write new files under a new name while training."
             )
-
-    def _context(self) -> _AioContext | None:
-        if not self._use_aio:
-            return None
-        if self._pid != os.getpid():
-            self._idle, self._pid = queue.SimpleQueue(), os.getpid()
-        with suppress(queue.Empty):
-            return self._idle.get_nowait()
-        # ENOSYS or EPERM in some sandboxes, EAGAIN when the system's requests are all taken.
-        with suppress(OSError):
-            return _AioContext()
-        self._use_aio = False
-        return None
-
-
-class _AioContext:
-    """One kernel context for `io_submit`; buffered reads are carried out within that call."""
-
-    def __init__(self) -> None:
-        setup, self._destroy, self._submit, self._getevents = _SYSCALLS[platform.machine()]
-        # CDLL, not PyDLL: the calls release the GIL.
-        self._syscall = ctypes.CDLL(None, use_errno=True).syscall
-        self._context = ctypes.c_ulong(0)
-        self._events = np.empty(_QUEUE, dtype=_EVENT)
-        self._check(self._call(setup, _QUEUE, ctypes.addressof(self._context)))
-        self._pid = os.getpid()
-
-    def read(
-        self, fd: int, offsets: NDArray[np.int64], addresses: NDArray[np.int64], lengths: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Reads every (offset, length) into its address; returns the bytes read of each, 0 after an error."""
-        requests = np.zeros(len(offsets), dtype=_IOCB)
-        requests["data"] = np.arange(len(offsets))
-        requests["fd"] = fd
-        requests["buffer"] = addresses
-        requests["num_bytes"] = lengths
-        requests["offset"] = offsets
-        pointers = requests.ctypes.data + _IOCB.itemsize * np.arange(len(offsets), dtype=np.int64)
-        done = np.zeros(len(offsets), dtype=np.int64)
-        first = 0
-        while first < len(offsets):
-            count = min(_QUEUE, len(offsets) - first)
-            submitted = self._call(self._submit, self._context.value, count, pointers[first:].ctypes.data)
-            if submitted <= 0:
-                return done  # the caller reads the rest, and gets the error itself
-            first += submitted
-            while submitted > 0:  # the kernel writes into their memory until all requests are done
-                count = self._call(
-                    self._getevents, self._context.value, submitted, submitted, self._events.ctypes.data, 0
-                )
-                if count < 0 and ctypes.get_errno() == errno.EINTR:
-                    continue
-                self._check(count)
-                events = self._events[:count]
-                done[events["data"].astype(np.int64)] = np.maximum(events["result"], 0)
-                submitted -= count
-        return done
-
-    def close(self) -> None:
-        context, self._context = self._context, ctypes.c_ulong(0)
-        if context.value and self._pid == os.getpid():
-            self._call(self._destroy, context.value)
-
-    def _call(self, *args: int) -> int:
-        return int(self._syscall(*(ctypes.c_long(arg) for arg in args)))
-
-    @staticmethod
-    def _check(result: int) -> None:
-        if result < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
 
 
 class MappedShards:

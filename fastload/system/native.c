@@ -5,9 +5,12 @@
  * simplejpeg and TorchScript (`transforms/engine/resample.py`) do the same, and tests hold the two equal.
  */
 #include <setjmp.h>
+#include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
 #include <time.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -331,6 +334,22 @@ EXPORT void fastload_digest(const uint8_t *const *rows, const int64_t *bytes, ui
     if (streams && has_avx2())
         _mm_sfence();
 #endif
+}
+
+/* ---- Reading -------------------------------------------------------------------------------------------------------
+ * Ranges of a file, one after another into memory. `done`: the bytes that came of each, fewer at its end or after an error.
+ */
+EXPORT void fastload_read(int file, const int64_t *offsets, const int64_t *lengths, int64_t count, uint8_t *to,
+                          int64_t *done)
+{
+    for (int64_t i = 0; i < count; to += lengths[i], i++) {
+        ssize_t some = 1;
+        for (done[i] = 0; done[i] < lengths[i] && some > 0; done[i] += some > 0 ? some : 0) {
+            do
+                some = pread(file, to + done[i], (size_t)(lengths[i] - done[i]), (off_t)(offsets[i] + done[i]));
+            while (some < 0 && errno == EINTR);
+        }
+    }
 }
 
 /* ---- Permuting -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import importlib.metadata
 import logging
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ _KINDS = {np.dtype(np.uint8): 0, np.dtype(np.float32): 1, np.dtype(np.uint16): 2
 
 STREAMED_BYTES = 1 << 22
 """Batches of so many bytes are written past the CPU's cache, which they would push themselves out of."""
+
+HELD_BYTES = 1 << 21
+"""Bytes in memory up to which hashing, of some 100 us a MiB, keeps the GIL."""
 
 HELD_VALUES = 1 << 14
 """Values up to which a permutation, of some 20 ns each, keeps the GIL: to get it back could take 5 ms."""
@@ -55,13 +58,14 @@ def library() -> Any:
     pointer, number, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     found.fastload_gather.argtypes = (pointer, number, number, pointer, small)
     found.fastload_gather.restype = None
-    found.fastload_digest.argtypes = (*[pointer] * 3, number, number, small, pointer)
-    found.fastload_digest.restype = None
+    found.fastload_read.argtypes, found.fastload_read.restype = (small, *[pointer] * 2, number, *[pointer] * 2), None
     numbers = (number, number, number, small)
     # Once as a function that keeps the GIL, and once as one that releases it.
     for permute in (found.fastload_permute, _keeping_the_gil().fastload_permute):
         permute.argtypes = (pointer, *[ctypes.c_uint64] * 4, pointer, small, pointer, small, ctypes.c_uint64, small)
         permute.restype = None
+    for digest in (found.fastload_digest, _keeping_the_gil().fastload_digest):
+        digest.argtypes, digest.restype = (*[pointer] * 3, number, number, small, pointer), None
     found.fastload_crc32c.argtypes, found.fastload_crc32c.restype = (ctypes.c_char_p, number, pointer), ctypes.c_uint32
     found.fastload_place.argtypes = (pointer, pointer, number, pointer, *numbers, *[pointer] * 2, small, *[pointer] * 2)
     return found
@@ -161,6 +165,21 @@ def gather(addresses: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
     )
 
 
+def read_ranges(
+    fd: int, offsets: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[np.uint8]
+) -> NDArray[np.int64]:
+    """Reads ranges of an open file, int64 (n,), one after another into `out`, uint8 (bytes of all of them,).
+
+    Returns the bytes that came of each, int64 (n,): fewer at the file's end, and after an error.
+    """
+    assert out.flags.c_contiguous and out.nbytes == int(lengths.sum()), "memory for all of them"
+    tables = [np.ascontiguousarray(table, np.int64) for table in (offsets, lengths)]
+    done = np.empty(len(offsets), np.int64)
+    pointers = (table.ctypes.data for table in tables)
+    library().fastload_read(fd, *pointers, len(done), out.ctypes.data, done.ctypes.data)
+    return done
+
+
 def digests(
     addresses: NDArray[np.int64], lengths: NDArray[np.int64], outs: NDArray[np.int64] | None = None
 ) -> NDArray[np.uint64]:
@@ -171,15 +190,30 @@ def digests(
         lengths: int64 (pieces, B), bytes; of all pieces of a row more than `SHORT_BYTES`.
         outs: int64 (pieces, B), addresses of memory as long.
     """
+    return _digests(library(), addresses, lengths, outs)
+
+
+def digests_in_memory(pieces: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint64]:
+    """Returns XXH3-64 of rows of one or more pieces each, (B, length), C-contiguous; uint64 (B,).
+
+    Few of them are hashed without releasing the GIL: not for what is mapped, and may have to be read.
+    """
+    addresses = np.stack([piece.ctypes.data + piece.shape[1] * np.arange(len(piece)) for piece in pieces])
+    lengths = np.stack([np.full(len(piece), piece.shape[1]) for piece in pieces])
+    functions = _keeping_the_gil() if sum(piece.nbytes for piece in pieces) <= HELD_BYTES else library()
+    return _digests(functions, addresses, lengths, None)
+
+
+def _digests(
+    functions: Any, addresses: NDArray[np.int64], lengths: NDArray[np.int64], outs: NDArray[np.int64] | None
+) -> NDArray[np.uint64]:
     pieces, count = addresses.shape
     assert not count or lengths.sum(axis=0).min() > SHORT_BYTES, "shorter rows are hashed in another way"
     found = np.empty(count, np.uint64)
-    tables = [np.ascontiguousarray(table, np.int64) for table in (addresses, lengths)]
-    targets = None if outs is None else np.ascontiguousarray(outs, np.int64)
-    library().fastload_digest(
-        *(table.ctypes.data for table in tables), None if targets is None else targets.ctypes.data, pieces, count,
-        targets is not None and int(lengths.sum()) >= STREAMED_BYTES, found.ctypes.data,
-    )  # fmt: skip
+    tables = [None if table is None else np.ascontiguousarray(table, np.int64) for table in (addresses, lengths, outs)]
+    pointers = (None if table is None else table.ctypes.data for table in tables)
+    streams = outs is not None and int(lengths.sum()) >= STREAMED_BYTES
+    functions.fastload_digest(*pointers, pieces, count, streams, found.ctypes.data)
     return found
 
 

@@ -240,6 +240,7 @@ def test_what_the_cache_has_of_a_url_is_listed_as_advised(packed_copy, tmp_path,
 
 @tries("clear cache", "room of the cache")
 def test_the_cache_is_cleared_and_bounded_as_advised(packed_copy, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
     monkeypatch.setenv("FASTLOAD_CACHE", str(tmp_path / "cache"))
     (tmp_path / "served").mkdir()
     packed_copy.rename(tmp_path / "served" / "a.h5")

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import psutil
 import pytest
+from child_processes import child_environment
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from interrupted import full_disk, leftovers, packer, stop_at
@@ -371,7 +372,7 @@ with forked_workers(), PackPool(1) as pool:
     assert done.stdout == "True\n"
 
 
-def test_a_dataset_of_the_script_itself_is_packed_by_the_process_that_has_it(warm_python, tmp_path):
+def test_a_dataset_of_the_script_itself_is_packed_by_the_process_that_has_it(tmp_path):
     (tmp_path / "script.py").write_text(
         "import numpy as np\n"
         "from fastload import pack_images\n"
@@ -380,7 +381,10 @@ def test_a_dataset_of_the_script_itself_is_packed_by_the_process_that_has_it(war
         "    def __getitem__(self, i): return np.full((4, 5, 3), i, np.uint8), i % 2\n"
         "report = pack_images(Own(), 'own.h5', workers=2, shuffle=False)\n"
     )
-    done = warm_python.run(tmp_path / "script.py", cwd=tmp_path)
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=child_environment(), capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0 and "classes or functions of the script itself" in done.stderr, done.stderr
     with h5py.File(tmp_path / "own.h5") as file:
         assert file["images"][:, 0, 0, 0].tolist() == list(range(80))

@@ -10,15 +10,18 @@ import pytest
 from fastload.errors import FileChangedError
 from fastload.format.header import read_header
 from fastload.read.linear import PreadRows
+from fastload.system import native
 from sample_files import write_packed
 
 
-@pytest.fixture(params=[True, False], ids=["io_submit", "preadv"])
-def rows_of(request, tmp_path):
+@pytest.fixture(params=["compiled", "preadv"])
+def rows_of(request, tmp_path, monkeypatch):
+    if request.param == "preadv":
+        monkeypatch.setattr(native, "library", lambda: None)
     data = np.random.default_rng(1).integers(0, 256, (3000, 4, 4, 3), dtype=np.uint8)
     file = read_header(write_packed(tmp_path / "a.h5", data, chunk_rows=50))
     fd = os.open(file.path, os.O_RDONLY)
-    reader = PreadRows(fd, file, ["images"], use_aio=request.param)
+    reader = PreadRows(fd, file, ["images"])
     yield data, reader, file.path
     reader.close()
     os.close(fd)
@@ -27,7 +30,7 @@ def rows_of(request, tmp_path):
 @pytest.mark.parametrize(
     "rows",
     [np.random.default_rng(0).integers(0, 3000, 2500), np.r_[100:2900, 7, 8, 9, 2999], np.arange(5, 905)],
-    ids=["more than a kernel queue holds", "a run longer than one request", "one run"],
+    ids=["more than a thousand reads", "a run longer than one request", "one run"],
 )
 @pytest.mark.parametrize("request_bytes", [1 << 20, 1000, 1])
 def test_rows_in_runs_of_any_length_are_read(rows_of, rows, request_bytes, monkeypatch):
