@@ -110,9 +110,9 @@ class RowReader:
             FormatError: a row cannot be decoded; names its sample.
             FileChangedError: the file was replaced, truncated or written to since its header was read.
         """
-        return self.gather_hashed(rows, outs, None)
+        return self._gather_hashed(rows, outs, None)
 
-    def gather_hashed(
+    def _gather_hashed(
         self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]], hashed: NDArray[np.uint64] | None
     ) -> int:
         """Like `gather`, for rows whose pixels were copied before; `hashed`: the digests of these, uint64 (B,)."""

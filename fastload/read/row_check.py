@@ -28,7 +28,7 @@ from fastload.format.ragged import JPEG, RAW
 from fastload.images.decode_part import decode_row
 from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.read.identity import unreadable
-from fastload.read.linear import MappedRows, PreadRows
+from fastload.read.linear import MappedRows, PreadRows, as_rows
 from fastload.read.ragged_rows import RaggedReader, cannot_be_decoded, sample_error
 from fastload.system import native
 
@@ -212,18 +212,13 @@ class RowCheck:
         if not all_due:
             for name in outs.keys() & set(self._pixels):
                 sources[name].gather(rows, {name: outs[name]})
-        numbers, targets = rows[due], []
         addresses, lengths = list[NDArray[np.int64]](), list[int]()
         for name in self._pixels:
             source = sources[name]
             assert isinstance(source, MappedRows), "see `_is_hashed_in_c`"
-            addresses.append(source.addresses(name, numbers))
+            addresses.append(source.addresses(name, rows[due]))
             lengths.append(self._file.fields[name].row_bytes)
-            if all_due:
-                assert outs[name].flags.c_contiguous, "a gather needs C-contiguous memory"
-                targets.append(outs[name].ctypes.data + due * lengths[-1])
-        sizes = np.repeat(np.array(lengths)[:, None], len(due), axis=1)
-        return native.digests(np.stack(addresses), sizes, np.stack(targets) if all_due else None)
+        return native.digests(addresses, lengths, [as_rows(outs[name]) for name in self._pixels] if all_due else None)
 
     def _parts(self, count: int, num_due: int, sources: Sources) -> list[slice]:
         """Returns the parts of a batch to read at a time: it all where that is one call, or few rows are compared."""
@@ -295,7 +290,7 @@ class RowCheck:
                 lengths.append(np.full(len(good), row_bytes))
         as_stored &= np.sum(lengths, axis=0) > native.SHORT_BYTES
         if as_stored.any():
-            found = native.digests(np.stack(addresses)[:, as_stored], np.stack(lengths)[:, as_stored])
+            found = native.digests([one[as_stored] for one in addresses], [one[as_stored] for one in lengths])
             for at in due[good[as_stored]][found != expected[as_stored]].tolist():
                 wrong[at] = _differs(self._pixels)
         for n in np.flatnonzero(~as_stored).tolist():

@@ -358,10 +358,10 @@ class ShardedReader(RowReader):
         self, shard: NDArray[np.int64], there: NDArray[np.int64], flats: Mapping[str, NDArray[np.uint8]]
     ) -> NDArray[np.uint64]:
         """Copies rows of shards to arrays (B, row_bytes); returns their digests, uint64 (B,)."""
-        count, sizes = len(there), {name: flat.shape[1] for name, flat in flats.items()}
-        sources = [addresses_of(self._addresses[name], shard, there, size) for name, size in sizes.items()]
-        targets = [flats[name].ctypes.data + size * np.arange(count) for name, size in sizes.items()]
-        return native.digests(np.stack(sources), np.full((count, len(sizes)), [*sizes.values()]).T, np.stack(targets))
+        sizes = [flat.shape[1] for flat in flats.values()]
+        bases = (self._addresses[name] for name in flats)
+        addresses = [addresses_of(base, shard, there, size) for base, size in zip(bases, sizes, strict=True)]
+        return native.digests(addresses, sizes, [*flats.values()])
 
     def _maps(self, name: str) -> bool:
         """Whether the rows of a field are mapped in each shard, and mean the same in all."""
@@ -398,7 +398,7 @@ class ShardedReader(RowReader):
                 into[name] = np.empty((len(part.at), *out.shape[1:]), dtype)
                 scattered.add(name)
         try:
-            copied = reader.gather_hashed(part.rows, into, hashed)
+            copied = reader._gather_hashed(part.rows, into, hashed)
         except DamagedRowError as error:
             there = dict(zip(part.rows.tolist(), rows[part.at].tolist(), strict=True))
             error.rows = tuple(there[row] for row in error.rows if row in there)

@@ -4,8 +4,8 @@
  * native.py calls it through ctypes; nothing of Python is used here. It is optional: where it is not compiled, NumPy,
  * simplejpeg and TorchScript (`transforms/engine/resample.py`) do the same, and tests hold the two equal.
  */
-#include <setjmp.h>
 #include <errno.h>
+#include <setjmp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,8 @@
 #include <unistd.h>
 #include <time.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
+/* FASTLOAD_PLAIN: without vectors, as other CPUs run it. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(FASTLOAD_PLAIN)
 #include <immintrin.h>
 #define HAS_AVX2_CODE 1
 #define AVX2 __attribute__((target("avx2,fma")))
@@ -975,7 +976,7 @@ static int decode_window(Decoder *info, Errors *errors, Buffer *buffer, const ui
 /* Increased with every change of these functions; native.py expects the same number. */
 EXPORT int fastload_native_version(void)
 {
-    return 6;
+    return 7;
 }
 
 /* Decodes with these functions of libjpeg from now on; 0: they are old, or of another interface. Not for several threads. */

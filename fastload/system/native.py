@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fastload.system.advice import advice
 
-_VERSION = 6  # of native.c's functions
+_VERSION = 7  # of native.c's functions
 _PATH = Path(__file__).with_name("libfastload.so")
 _KINDS = {np.dtype(np.uint8): 0, np.dtype(np.float32): 1, np.dtype(np.uint16): 2}
 
@@ -64,8 +64,9 @@ def library() -> Any:
     for permute in (found.fastload_permute, _keeping_the_gil().fastload_permute):
         permute.argtypes = (pointer, *[ctypes.c_uint64] * 4, pointer, small, pointer, small, ctypes.c_uint64, small)
         permute.restype = None
-    for digest in (found.fastload_digest, _keeping_the_gil().fastload_digest):
-        digest.argtypes, digest.restype = (*[pointer] * 3, number, number, small, pointer), None
+    for functions in (found, _keeping_the_gil()):
+        functions.fastload_digest.argtypes = (*[pointer] * 3, number, number, small, pointer)
+        functions.fastload_digest.restype = None
     found.fastload_crc32c.argtypes, found.fastload_crc32c.restype = (ctypes.c_char_p, number, pointer), ctypes.c_uint32
     found.fastload_place.argtypes = (pointer, pointer, number, pointer, *numbers, *[pointer] * 2, small, *[pointer] * 2)
     return found
@@ -181,14 +182,16 @@ def read_ranges(
 
 
 def digests(
-    addresses: NDArray[np.int64], lengths: NDArray[np.int64], outs: NDArray[np.int64] | None = None
+    addresses: Sequence[NDArray[np.int64]],
+    lengths: Sequence[int | NDArray[np.int64]],
+    outs: Sequence[NDArray[np.uint8]] | None = None,
 ) -> NDArray[np.uint64]:
-    """Returns XXH3-64 of rows of one or more pieces each, uint64 (B,); copies them, too, if it is said where to.
+    """Returns XXH3-64 of rows of one or more pieces each, uint64 (B,), and copies them, if it is said where to.
 
     Args:
-        addresses: int64 (pieces, B).
-        lengths: int64 (pieces, B), bytes; of all pieces of a row more than `SHORT_BYTES`.
-        outs: int64 (pieces, B), addresses of memory as long.
+        addresses: of each piece, int64 (B,).
+        lengths: of each piece, bytes of all rows, or int64 (B,); of a row's pieces together more than `SHORT_BYTES`.
+        outs: of each piece, whose rows are then of one length, (B, length), C-contiguous.
     """
     return _digests(library(), addresses, lengths, outs)
 
@@ -198,22 +201,32 @@ def digests_in_memory(pieces: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint64]
 
     Few of them are hashed without releasing the GIL: not for what is mapped, and may have to be read.
     """
-    addresses = np.stack([piece.ctypes.data + piece.shape[1] * np.arange(len(piece)) for piece in pieces])
-    lengths = np.stack([np.full(len(piece), piece.shape[1]) for piece in pieces])
     functions = _keeping_the_gil() if sum(piece.nbytes for piece in pieces) <= HELD_BYTES else library()
-    return _digests(functions, addresses, lengths, None)
+    return _digests(functions, [_starts(piece) for piece in pieces], [piece.shape[1] for piece in pieces], None)
+
+
+def _starts(rows: NDArray[np.uint8]) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = rows.ctypes.data + rows.shape[1] * np.arange(len(rows))
+    return found
 
 
 def _digests(
-    functions: Any, addresses: NDArray[np.int64], lengths: NDArray[np.int64], outs: NDArray[np.int64] | None
+    functions: Any,
+    addresses: Sequence[NDArray[np.int64]],
+    lengths: Sequence[int | NDArray[np.int64]],
+    outs: Sequence[NDArray[np.uint8]] | None,
 ) -> NDArray[np.uint64]:
-    pieces, count = addresses.shape
-    assert not count or lengths.sum(axis=0).min() > SHORT_BYTES, "shorter rows are hashed in another way"
+    starts = np.stack(addresses)
+    sizes = np.stack([np.broadcast_to(np.asarray(length, np.int64), starts.shape[1]) for length in lengths])
+    targets = None if outs is None else np.stack([_starts(out) for out in outs])
+    pieces, count = starts.shape
+    assert not count or sizes.sum(axis=0).min() > SHORT_BYTES, "shorter rows are hashed in another way"
     found = np.empty(count, np.uint64)
-    tables = [None if table is None else np.ascontiguousarray(table, np.int64) for table in (addresses, lengths, outs)]
-    pointers = (None if table is None else table.ctypes.data for table in tables)
-    streams = outs is not None and int(lengths.sum()) >= STREAMED_BYTES
-    functions.fastload_digest(*pointers, pieces, count, streams, found.ctypes.data)
+    streams = outs is not None and int(sizes.sum()) >= STREAMED_BYTES
+    functions.fastload_digest(
+        starts.ctypes.data, sizes.ctypes.data, None if targets is None else targets.ctypes.data, pieces, count, streams,
+        found.ctypes.data,
+    )  # fmt: skip
     return found
 
 

@@ -135,13 +135,13 @@ def read_resident(fd: int, offset: int, num_bytes: int) -> bytes | None:
 
 
 def write_resident(fd: int, data: bytes, offset: int) -> bool:
-    """Writes some bytes of a page that is in memory; False: not all were written, and `os.pwrite` can say why.
+    """Writes some bytes over others that are in memory; False: not all were, and `os.pwrite` can say why.
 
     It may wait as a store to a mapping does, while the system has too much to write to its disks.
     """
-    return (pwrite := _function("pwrite")) is not None and pwrite(
-        fd, data, ctypes.c_size_t(len(data)), ctypes.c_int64(offset)
-    ) == len(data)
+    if (pwrite := _function("pwrite")) is None or len(read_resident(fd, offset, len(data)) or b"") < len(data):
+        return False
+    return bool(pwrite(fd, data, ctypes.c_size_t(len(data)), ctypes.c_int64(offset)) == len(data))
 
 
 @cache

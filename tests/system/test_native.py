@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import shutil
 import subprocess
@@ -42,38 +43,67 @@ def test_rows_are_copied_as_numpy_copies_them(row_bytes, seed, streamed_bytes):
     assert (around[:first] == 7).all() and (around[first + out.size :] == 7).all()
 
 
-@given(
-    lengths=st.lists(st.integers(0, 3000), min_size=1, max_size=3).filter(lambda some: sum(some) > native.SHORT_BYTES),
-    count=st.integers(0, 4),
-    copied=st.booleans(),
-    streamed_bytes=st.sampled_from([0, 1 << 62]),
-    seed=st.integers(0, 1000),
-)
-@example(lengths=[257], count=3, copied=True, streamed_bytes=0, seed=0)
-@example(lengths=[1024, 1], count=2, copied=True, streamed_bytes=0, seed=0)
-@example(lengths=[1025], count=2, copied=False, streamed_bytes=0, seed=0)
-def test_rows_of_pieces_are_hashed_as_xxhash_hashes_them_and_copied(lengths, count, copied, streamed_bytes, seed):
+LENGTHS = st.lists(st.integers(0, 3000), min_size=1, max_size=3).filter(lambda some: sum(some) > native.SHORT_BYTES)
+
+
+@given(LENGTHS, st.integers(0, 4), st.sampled_from([0, 1 << 62]), st.integers(0, 1000))
+@example([257], 3, 0, 0)
+@example([1024, 1], 2, 0, 0)
+def test_rows_of_pieces_are_copied_and_hashed_as_xxhash_hashes_them(lengths, count, streamed_bytes, seed):
     rng = np.random.default_rng(seed)
-    sizes = np.array([[n + int(rng.integers(0, 3)) for _ in range(count)] for n in lengths]).reshape(
-        len(lengths), count
-    )
-    ends = np.cumsum(sizes).reshape(sizes.shape)  # pieces of all rows, one behind another
-    memory = rng.integers(0, 256, int(sizes.sum()) + 40, np.uint8)
-    into = np.full(len(memory) + 80, 7, np.uint8)
+    pieces = [rng.integers(0, 256, (6, length), np.uint8) for length in lengths]
+    rows = rng.integers(0, 6, count)
+    around = [np.full(count * length + 80, 7, np.uint8) for length in lengths]
     first = int(rng.integers(0, 40))
-    starts = ends - sizes
+    outs = [
+        memory[first : first + count * length].reshape(count, length)
+        for memory, length in zip(around, lengths, strict=True)
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "STREAMED_BYTES", streamed_bytes)
-        targets = into.ctypes.data + first + starts if copied else None
-        found = native.digests(memory.ctypes.data + starts, sizes, targets)
-    rows = [
-        b"".join(memory[a : a + n].tobytes() for a, n in zip(starts[:, i], sizes[:, i], strict=True))
-        for i in range(count)
-    ]
-    assert found.tolist() == [xxhash.xxh3_64_intdigest(row) for row in rows]
-    total = int(sizes.sum()) if copied else 0
-    assert np.array_equal(into[first : first + total], memory[:total])
-    assert (into[:first] == 7).all() and (into[first + total :] == 7).all()
+        found = native.digests([piece.ctypes.data + rows * piece.shape[1] for piece in pieces], lengths, outs)
+    assert found.tolist() == digests_of(pieces, rows)
+    for piece, out, memory in zip(pieces, outs, around, strict=True):
+        assert np.array_equal(out, piece[rows])
+        assert (memory[:first] == 7).all() and (memory[first + out.size :] == 7).all()
+
+
+@given(LENGTHS, st.integers(0, 4), st.integers(0, 1000))
+@example([1025], 2, 0)
+def test_rows_that_differ_in_length_are_hashed_as_xxhash_hashes_them(lengths, count, seed):
+    rng = np.random.default_rng(seed)
+    sizes = [length + rng.integers(0, 3, count) for length in lengths]
+    memory = rng.integers(0, 256, 4000, np.uint8)
+    starts = [rng.integers(0, 900, count) for _ in lengths]
+    found = native.digests([memory.ctypes.data + start for start in starts], sizes)
+    rows = [[memory[a[i] : a[i] + n[i]] for a, n in zip(starts, sizes, strict=True)] for i in range(count)]
+    assert found.tolist() == [xxhash.xxh3_64_intdigest(np.concatenate(row).tobytes()) for row in rows]
+
+
+@pytest.mark.parametrize("num_bytes", [1000, 2 * native.HELD_BYTES])
+def test_rows_in_memory_are_hashed_as_xxhash_hashes_them(num_bytes):
+    rows = np.random.default_rng(0).integers(0, 256, (num_bytes // 500, 500), np.uint8)
+    assert native.digests_in_memory([rows, rows[:, :0]]).tolist() == digests_of([rows], np.arange(len(rows)))
+
+
+def test_a_cpu_without_vectors_hashes_as_one_that_has_them(tmp_path, monkeypatch):
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    command = ["cc", "-DFASTLOAD_PLAIN", "-O1", "-std=gnu11", "-fPIC", "-shared", "-o", tmp_path / "plain.so"]
+    subprocess.run([*command, Path(native.__file__).with_name("native.c"), "-ldl"], check=True)
+    plain = ctypes.CDLL(str(tmp_path / "plain.so"))
+    plain.fastload_digest.argtypes = native.library().fastload_digest.argtypes
+    monkeypatch.setattr(native, "library", lambda: plain)
+    for length in (241, 256, 257, 1023, 1024, 1025, 1088, 5000):
+        rows = np.random.default_rng(length).integers(0, 256, (3, length), np.uint8)
+        out = np.empty_like(rows)
+        starts = rows.ctypes.data + length * np.arange(3)
+        assert native.digests([starts], [length], [out]).tolist() == digests_of([rows], np.arange(3))
+        assert np.array_equal(out, rows)
+
+
+def digests_of(pieces: list[np.ndarray], rows: np.ndarray) -> list[int]:
+    return [xxhash.xxh3_64_intdigest(b"".join(piece[row].tobytes() for piece in pieces)) for row in rows]
 
 
 @given(
