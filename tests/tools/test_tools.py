@@ -403,7 +403,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # Of figures that the same method takes beside something else, one.
 ONE_OF_EACH = {
-    "workers": ("workers", "workers-list", "folder", "cold", "two-ranks", "elastic", "state-dict"),
+    "workers": ("workers", "folder", "cold", "elastic", "state-dict"),
     "loader": ("take", "between", "check", "opening", "h5py", "jpeg", "first-batch", "info", "plan", "memory"),
     "scale": ("scale", "shards"),  # a cluster takes half a minute to start
 }
