@@ -111,8 +111,8 @@ class PackedDataset(Dataset[Any]):
         if given is not None and (isinstance(given, type) or not callable(given)):
             raise OptionError(
                 f"PackedDataset(transform={transform!r}): expected a function that takes the tuple of fields of one "
-                f"sample and returns the sample. Transforms of whole batches, those of fastload.transforms, are given "
-                f"to FastLoader(transform=[...])."
+                f"sample and returns the sample. Pass transforms of whole batches (fastload.transforms) to "
+                f"FastLoader(transform=[...])."
             )
         self._url, self._remote = (str(path), remote or Remote()) if is_url(path) else ("", remote)
         if remote is not None and not self._url:
@@ -345,7 +345,7 @@ class PackedDataset(Dataset[Any]):
                     f"compare with. Leave check out, or `fastload repack {typed(self.path)} OUT.h5`."
                 )
             return
-        if self.check is None and check is not None and self.file.shards is None:  # those of shards when they are read
+        if self.check is None and check is not None and self.file.shards is None:  # shards: when read
             self._file = with_digests(self.file)
             self._digests = self._file.digests
         vars(self)["check"] = "first" if check == "auto" else check
@@ -551,7 +551,7 @@ class PackedDataset(Dataset[Any]):
 
     def _open(self) -> RowReader:
         if self._reader is None:
-            # Two threads may both open one; that of the slower is closed by garbage collection.
+            # Two threads may both open a reader; garbage collection closes the slower one's.
             chunks = self._window_chunks
             cache_chunks = 2 * (chunks or ChunkWindow().chunks)
             self._reader = self.open_reader(self._read_mode, cache_chunks=cache_chunks, windows=chunks is not None)

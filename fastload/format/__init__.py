@@ -58,8 +58,8 @@ Attributes of the dataset: `row_shape`, (H, W, C) or (H, W) with 0 where rows di
 | `images_encoding` | uint8 (N,), attribute `names` | 0 raw: little-endian pixels; 1 jpeg; 2 zstd: raw, compressed |
 | `images_orientation` | uint8 (N,) | EXIF orientation still to be applied to a JPEG; else 1 |
 
-That of ragged `masks` is `masks_offset`, `masks_bytes` and `masks_encoding`; a mask has its image's size, and is never
-a JPEG. The `digest` of a row is that of its pixels, as everywhere; only of a JPEG it is that of its bytes.
+The index of ragged `masks` is `masks_offset`, `masks_bytes` and `masks_encoding`; a mask has its image's size, and is
+never a JPEG. The `digest` of a row is computed from its pixels, as everywhere; only for a JPEG from its bytes.
 
 **Root attributes.** `fastload_version` (1 or 2; of an index the newest of its shards), `fastload_writer`, `decoder`
 (names and versions of the libraries that decoded the pixels), `source_layout`, `pack_options` (JSON; only what shapes

@@ -58,8 +58,8 @@ class Field:
     filters: tuple[str, ...] = ()  # names of its HDF5 filters, in order
     names: tuple[str, ...] = ()  # class, attribute or split names; empty when the dataset has none
     attrs: dict[str, Any] = field(default_factory=dict)  # its other attributes as plain Python values
-    # Extent of its encoded rows if they vary in length; dtype and shape are then those of a decoded row, with 0 where
-    # rows differ, and offset is None
+    # Extent of its encoded rows if they vary in length; dtype and shape then describe a decoded row, with 0 where rows
+    # differ, and offset is None
     ragged: RaggedExtent | None = None
     # Of an index: whether `offset` is None only because the rows lie in several shards, back to back in each
     in_shards: bool = False
@@ -69,7 +69,7 @@ class Field:
 
     @property
     def linear(self) -> bool:
-        """Whether all rows, or all those of a shard, lie back to back in native byte order and without a filter."""
+        """Whether all rows, or all rows of a shard, lie back to back in native byte order and without a filter."""
         return self.offset is not None or self.in_shards
 
     @property

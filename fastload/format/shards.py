@@ -60,7 +60,7 @@ class Shards:
 
     @cached_property
     def begins(self) -> NDArray[np.int64]:
-        """The first row of each piece among those of the index, int64 (P,)."""
+        """The first row of each piece, as a row of the index, int64 (P,)."""
         return np.cumsum(self.rows) - self.rows
 
     def runs(self, chunk_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -213,8 +213,8 @@ def create_index(
 
     Args:
         fields: of each, what `read_shards` is to return, with `fill`, the value where a shard is missing.
-        own: the datasets that are not those of the shards one after another, (N,): `images_offset` and `masks_offset`
-            of ragged fields, and `split` where its numbers differ.
+        own: the datasets (N,) whose values are not simply the shards' values one after another: `images_offset` and
+            `masks_offset` of ragged fields, and `split` where its numbers differ.
     """
     for group, values in shards.tables().items():
         for name, array in values.items():
@@ -264,7 +264,7 @@ def _parts(shards: Shards) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 def _ragged_parts(sizes: Sequence[int]) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yields the same of bytes: those of each shard, one after another."""
+    """Yields such parts for bytes: the bytes of each shard, one after another."""
     at = 0
     for number, size in enumerate(sizes):
         yield at, number, 0, size, size

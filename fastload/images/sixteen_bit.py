@@ -16,7 +16,7 @@ from PIL import Image, ImageFile
 
 from fastload.errors import ImageError
 
-# Suffix of a rawmode -> suffix of the one that reads the low bytes instead of the high ones.
+# Suffix of a rawmode -> suffix of the rawmode that reads the low bytes instead of the high ones.
 _NATIVE = "B" if sys.byteorder == "big" else "L"
 _OTHER_ORDER = {"B": "L", "L": "B", "N": "L" if _NATIVE == "B" else "B"}
 _GRAY_ALPHA = "LA;16B"

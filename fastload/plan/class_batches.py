@@ -34,9 +34,9 @@ class ClassBatches:
     Attributes:
         classes: classes of a batch, 1 or more.
         samples: samples of each of them, 1 or more. The batch_size is classes * samples.
-        field: name of a field of classes, of which the loader or sampler reads those of its dataset; or whole numbers,
-            (N,), the class of each of its samples. Samples of a negative number have no class, and never come.
-        names: names of the classes, for messages; those of the dataset, if the field is named.
+        field: name of a field of classes, which the loader or sampler reads from its dataset; or whole numbers, (N,),
+            the class of each of its samples. Samples of a negative number have no class, and never come.
+        names: names of the classes, for messages; the dataset's, if the field is named.
 
     Raises:
         OptionError: an argument has no meaning; (later) the dataset has no such field, fewer classes, or a class has

@@ -105,7 +105,7 @@ class EpochCursor:
         return position
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of an epoch; a loaded rest of that very epoch stays loaded."""
+        """Sets the epoch of the next iteration; a loaded rest of that very epoch stays loaded."""
         check_whole("epoch", epoch, least=0)
         for loaded in (self.next, self._finished):
             if loaded is None or loaded.plan.epoch != epoch:
@@ -177,8 +177,7 @@ class EpochCursor:
         Args:
             state: of `checked`.
             schedule_of: returns the schedule of so many batches, of an epoch that began with the state's echo factor.
-            on_device: whether the loader caches rows on its device: those of its share where the plan has fixed shares,
-                else all.
+            on_device: whether the loader caches rows on its device: its share's if the plan has fixed shares, else all.
 
         Raises:
             StateError: the state counts more steps than its batches have, or was saved within an epoch of other shares

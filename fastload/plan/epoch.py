@@ -185,7 +185,7 @@ class EpochPlan:
         fixed_pieces: number of pieces, each of the same rows in every epoch; 0: none. It divides the world size. Then
             every rank needs a row, unless ends is "drop".
         elastic: whether ranks share each step, and not the epoch; without fixed pieces.
-        begun_pieces: `fixed_pieces` of the plan that began the epoch, as segments are of it; None: those of this one.
+        begun_pieces: `fixed_pieces` of the plan that began the epoch, as segments are of it; None: this plan's.
         groups: int64 (N,), a number for each of the rows: batches hold rows whose numbers are close; see
             `GroupedOrder`. None: any rows. Only where rows are shuffled.
 

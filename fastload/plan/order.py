@@ -1,4 +1,4 @@
-"""The order of an epoch's rows, before ranks cut batches from it: that of the file, full shuffle, or chunk windows.
+"""The order of an epoch's rows, before ranks cut batches from it: file order, full shuffle, or chunk windows.
 
 Each order maps positions of the epoch's sequence, range(N), one to one to the planned rows of the file, and back. It
 is arithmetic on each position alone: positions may be any, in any number of calls, and N takes no memory. Orders that
@@ -255,7 +255,7 @@ class PieceOrder:
     def _order(self, piece: int) -> Order:
         if piece not in self._orders:
             own = self._positions(piece)
-            # A seed for each piece, since those of one length would else be permuted alike.
+            # A seed for each piece: pieces of one length would otherwise be permuted alike.
             self._orders[piece] = make_order(
                 self.rows[own.start : own.stop],
                 self.chunk_rows,

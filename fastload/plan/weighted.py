@@ -30,7 +30,7 @@ _SLICE = 2**16  # rows whose numbers are worked out at a time
 _RUN = 64  # thresholds that are compared with a number at once
 _COUNTED = 2**20  # numbers of classes below it are counted in an array
 _SUM = 2.0**63  # of all weights, scaled
-# Its powers are the same on every machine, which those of floats are not.
+# Its powers are the same on every machine, unlike powers of floats.
 _DECIMAL = Context(prec=30, traps=[])
 _LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")  # with 20 zero bits, so that products with exponents are exact
 _LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
@@ -106,8 +106,8 @@ class Weighted:
         negative number, never come.
 
         Args:
-            labels: whole numbers, (N,), the class of each sample of the dataset; or the name of a field of classes, of
-                which the loader or sampler reads those of its dataset.
+            labels: whole numbers, (N,), the class of each sample of the dataset; or the name of a field of classes,
+                which the loader or sampler reads from its dataset.
             power: 0 or more.
 
         Raises:

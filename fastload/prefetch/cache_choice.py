@@ -197,6 +197,6 @@ def _mates_again(plan: EpochPlan) -> float | None:
         return None  # a row's place takes sorting its block, and these rows lie in all of them
     rows = plan.rows_at(0, np.arange(batches * plan.batch_size))
     ranks, steps = following.places_of(rows)
-    # As positions in a sequence of all batches: those of rank 0, of rank 1, and so on.
+    # As positions in a sequence of all batches: first rank 0's, then rank 1's, and so on.
     positions = (ranks * (int(steps.max()) + 1) + steps) * plan.batch_size
     return batchmate_reuse(positions.reshape(batches, plan.batch_size), plan.batch_size)

@@ -198,8 +198,8 @@ def moved_as_stored(
 ) -> torch.Tensor:
     """Returns images (N, H, W, C), moved by a function of dense tensors, (B, C, H, W) in channels_last memory.
 
-    Those of a file that stores (C, H, W) are moved as they lie, and turned by the device, on the side stream if the
-    backend is given.
+    Images stored as (C, H, W) are moved in that layout and transposed on the device, on the side stream if the backend
+    is given.
     """
     channels_first = images.permute(CHANNELS_FIRST)
     if images.is_contiguous() or not channels_first.is_contiguous():

@@ -137,10 +137,10 @@ _log = logging.getLogger("fastload")
 
 @atexit.register
 def _end_threads() -> None:
-    """Lets all threads finish the batch that they are at, as long as that does not take too long."""
+    """Lets all threads finish their current batch, unless that takes too long."""
     for threads in list(_living):
         for request in threads.drop():
-            # So that a later exit handler may close the stream, and nobody takes them for filled.
+            # So that a later exit handler may close the stream, and nobody takes the slots for filled.
             request.error = RuntimeError("the interpreter is ending: no more batches are read")
             request.finish()
         threads.close()

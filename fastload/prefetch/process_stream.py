@@ -129,7 +129,7 @@ class ProcessFeed:
             return stream
 
     def ask(self, stream: ProcessStream) -> Asked | None:
-        """Asks a worker for a stream's next batch; until the layout of a sample is known, for that of its first.
+        """Asks a worker for a stream's next batch; while the layout is unknown, for the layout of its first sample.
 
         Returns None if no slot is free before some results have come.
         """
@@ -140,7 +140,7 @@ class ProcessFeed:
         load, number = [0] * self.num_workers, self._num_asked + 1
         for one in self._asked.values():
             load[one.worker] += 1
-        # The idlest; among equals the one that was asked longest ago.
+        # The idlest; among equals the one asked longest ago.
         worker = min(range(len(load)), key=lambda one: (load[one], (one - number) % len(load)))
         asked = Asked(
             stream.coming, slot, self._sender, stream.done_one, self.draw,

@@ -159,13 +159,13 @@ class Resolved:
     timeout_s: float = 0.0  # for which the loop waits for a batch; 0: for ever
     skip_damaged: bool = False  # whether damaged rows are replaced, and are no error
     form: BatchForm = _STACKED
-    augmentation: Augmentation = _NO_TRANSFORMS  # all transforms; those of the size head count as done in it
+    augmentation: Augmentation = _NO_TRANSFORMS  # all transforms; it counts the size head's as done
     # For ragged images, the transforms that the reading threads run to give them one size; None: there are none. For
-    # images of their own sizes, those of the first transforms that the threads run as they decode, maybe none.
+    # images of their own sizes, the first transforms, maybe none, which the threads run as they decode.
     size_head: SizeHead | None = None
     # Whether the reading threads run all transforms (and pad): on the CPU, where no echo needs the batch as it was.
     in_threads: bool = False
-    uses: int = 1  # of each batch, as far as that is known when it is read; others are drawn for at the hand-over
+    uses: int = 1  # of each batch, if known when it is read; numbers for further uses are drawn at the hand-over
     # Whether stored JPEGs are decoded by the device, and cut there when a batch is handed over.
     decodes_on_device: bool = False
     images: ImageSpec | None = None  # as Python code makes them, once that is known
@@ -176,7 +176,7 @@ class Resolved:
         return partial(PlannedBatch.without, world_size=self.share.world_size) if self.skip_damaged else None
 
     def patience(self) -> Patience:
-        """Returns that of a new stream."""
+        """Returns the time limit of a new stream's waits."""
         return Patience(self.timeout_s, self.data.name_of)
 
     @property
@@ -211,7 +211,7 @@ class Resolved:
 
     @property
     def local_ranks(self) -> range:
-        """The ranks of this machine, as far as that is known."""
+        """The ranks of this machine, as far as they are known."""
         return local_ranks(self.share, self.nodes)
 
     @property
@@ -407,7 +407,7 @@ def default_workers(data: Input, batch_size: int, *, computing: bool, to_device:
 def copying_threads(cpus: int, batch_bytes: int | None, free_bytes: int) -> int:
     """Returns how many threads copy rows, one or more, at most as many as the rank has CPUs.
 
-    `batch_bytes` are those of a batch that goes to a device, from pinned memory; None: batches stay on the CPU.
+    `batch_bytes`: size of a batch that goes to a device, from pinned memory; None: batches stay on the CPU.
     `free_bytes` are the rank's part of the machine's free memory.
     """
     if batch_bytes is None:

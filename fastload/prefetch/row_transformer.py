@@ -116,7 +116,7 @@ class RowTransformer:
     Args:
         dataset: packed, without a Python transform, with images among its fields.
         reader: of its fields.
-        augmentation: of the loader; those of its transforms that run here are all thread-safe.
+        augmentation: the loader's; the transforms of it that run here are all thread-safe.
         head: for ragged images, the transforms that give them one size, which count as done in the augmentation; None:
             all rows have one shape.
         complete: whether the transforms behind the head are done here too; else they are left to later stages.

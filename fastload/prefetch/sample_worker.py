@@ -306,8 +306,8 @@ class Filler(Dataset[Any]):
     ) -> tuple[list[list[NDArray[Any]]], list[list[NDArray[Any]]]] | None:
         """Gathers rows of a packed file into the slot, if samples can be made there.
 
-        Returns all samples of each field, and those of the fields that were gathered; nothing if none was. None: nobody
-        waits for the batch any more.
+        Returns two lists: the samples of every field, and of the gathered fields alone; both empty if nothing was
+        gathered. None: nobody waits for the batch any more.
         """
         source = self._source
         if not self._in_place or not isinstance(source, PackedInput):

@@ -77,7 +77,7 @@ class ThreadFeed:
         self._options, dataset = options, options.packed.dataset
         workers = options.num_workers
         window, backend, augmentation = options.window, options.backend, options.augmentation
-        # A window's chunks, and those of the next one that it is read into already. Neighbouring batches share a chunk.
+        # A window's chunks, and the next window's, which is read ahead. Neighbouring batches share a chunk.
         cache_chunks = 2 * window.chunks if window is not None else workers + 1
         self._reader = dataset.open_reader(options.read, cache_chunks=cache_chunks, windows=window is not None)
         self._transformer: RowTransformer | DeviceDecoder | OwnSizeRows | None = None
@@ -311,7 +311,7 @@ class ThreadStream(BatchStream):
             return device_batch
         device_batch.gather = lambda: pixels
         for images in pixels.values():
-            # Those of a list lie in one piece of memory.
+            # All tensors of a list lie in one piece of memory.
             device_batch.memory += images[:1] if isinstance(images, list) else (images.pixels, images.layout)
         return device_batch
 

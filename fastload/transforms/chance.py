@@ -1,4 +1,4 @@
-"""Transforms that run others by chance: RandomApply those of colours, RandomChoice those that mix a batch."""
+"""Transforms that run others by chance: RandomApply colour transforms, RandomChoice transforms that mix a batch."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ class Resize(PlacedTransform):
         if max_size is not None and (not is_whole(max_size) or len(self.size) != 1 or max_size <= self.size[0]):
             raise OptionError(
                 f"Resize(size={size!r}, max_size={max_size!r}): max_size is a whole number above size, and size then "
-                f"one number, that of the shorter side."
+                f"one number, the length of the shorter side."
             )
         self.max_size = max_size
 

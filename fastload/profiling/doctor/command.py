@@ -199,7 +199,7 @@ class Signals:
     def wait(self, seconds: float) -> tuple[set[int], set[int]]:
         """Waits for a signal or the end of a child process, at most `seconds`.
 
-        Returns the signals that came, and those of them that were sent to this process alone.
+        Returns the signals that came, and which of them were sent to this process alone.
         """
         select.select([self._reads], [], [], seconds)
         came = self._drain()

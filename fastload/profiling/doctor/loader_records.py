@@ -45,7 +45,7 @@ class Fetch:
     work: BatchWork
     unknown_blocked_s: float = 0.0  # blocked time of reading that no timed call explains
     slow: tuple[float, ...] | None = ()  # seconds of its slowest samples; None: of samples asked for at once
-    samples: tuple[int, float, float] = (0, 0.0, 0.0)  # how many were timed, their seconds, those of a typical one
+    samples: tuple[int, float, float] = (0, 0.0, 0.0)  # how many were timed, their seconds, seconds of a typical one
     decoded: tuple[int, int, int] = (0, 0, 0)  # images that were decoded, their heights and their widths together
     waits: tuple[tuple[str, float], ...] = ()  # lines of the dataset's code that slept or waited for a socket; seconds
     first_wait: tuple[float, float] = (0.0, 0.0)  # of those: when the first began, and its seconds; 0: there was none
@@ -140,7 +140,7 @@ def _lock_of_h5py(event: Event) -> float:
 class LoaderRecord:
     """One loader of one process, over all its epochs; `fetches` and `lines` after `Records.read_making`."""
 
-    process: Event  # the `process` event of the one that iterates it
+    process: Event  # the `process` event of the process that iterates it
     facts: Event  # its `loader` event
     steps: Thinned[StepRecord] = field(default_factory=lambda: Thinned(MOST_STEPS))  # that have ended
     last: deque[Step] = field(default_factory=lambda: deque(maxlen=50))  # the latest of them

@@ -1,4 +1,4 @@
-"""Measures what batches like those of a loader would cost others, on this machine, with made-up contents."""
+"""Measures on this machine what other loaders would take for batches like a loader's, with made-up contents."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _mean_step_s(
 
 
 def _transforms(seen: ImagesSeen) -> list[BaseTransform]:
-    """Returns those of the transforms that fastload has."""
+    """Returns the transforms that fastload has, too."""
     from fastload import transforms
 
     found = []

@@ -1,4 +1,4 @@
-"""What the records of batches being made say: for what workers waited, which calls took the time, which samples."""
+"""Summarises records of how batches were made: workers' waits, slow calls, slow samples."""
 
 from __future__ import annotations
 

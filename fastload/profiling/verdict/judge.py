@@ -191,7 +191,7 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
     seconds["hand-over"] += model.receive_s + model.receive_blocked_s
     seconds["copy to the device"] = costs.copy_s
     if packs:
-        # One change takes all of them away; it is named after the one that costs most.
+        # One change removes all of them; it is named after the costliest.
         cause = max(PACKED, key=seconds.__getitem__)
         if demands.packs_transform and seconds["transform"] > sum(seconds[name] for name in PACKED):
             cause = "transform"
@@ -249,7 +249,7 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
 
 
 def _waits_most(demands: Demands, costs: Costs) -> bool:
-    """Whether a batch's time is mostly that of a dataset's code that sleeps or waits for the network."""
+    """Whether the dataset's code mostly sleeps or waits for the network while it makes a batch."""
     waits_s = costs.stages.get(WAITING, Work()).total_s
     # With fewer workers than CPUs, a mixture of all kinds of work has too few workers.
     least_s = (_MOSTLY if demands.workers < demands.cpus else 0.0) * costs.make_s

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from fastload.timing.results import Work
 
-# Slowdowns among which that of a step is found, and how often the range is halved.
+# The range in which a step's slowdown is searched, and how often it is halved.
 _LEAST_SLOWER, _MOST_SLOWER, _HALVINGS = 0.5, 8.0, 10
 
 _RUN_AHEAD = 3
@@ -42,7 +42,7 @@ _CLOSE, _FEW_WAITS, _LITTLE, _SCALES, _HALVINGS = 0.01, 0.02, 0.3, (0.5, 2.5), 1
 class Contention:
     """How much longer a step takes while workers use CPUs."""
 
-    # 0: threads share CPUs in proportion; 1: those of a step wait for the one on the CPU with most threads
+    # 0: threads share CPUs in proportion; 1: a step's threads wait for the thread on the CPU with most threads
     uneven: float = 0.0
     drag: float = 0.0  # what it takes longer for each CPU that workers use, whatever the number of CPUs
 
@@ -63,7 +63,7 @@ class LoopModel:
     batches: tuple[Work, ...]  # to make each, by one worker that always has a CPU; in turn, again and again
     workers: int = 0  # threads or processes that make them; 0: the loop itself
     ahead: int = 0  # batches that may be in progress or ready at once
-    in_turn: bool = True  # whether workers make batches in turn, as those of torch do, or whoever is free the next
+    in_turn: bool = True  # whether workers make batches in turn, as in torch, or whoever is free makes the next
     cpus: int = 1
     receive_s: float = 0.0  # CPU time of the loop to take a batch over
     receive_blocked_s: float = 0.0  # time in which it waits for that meanwhile

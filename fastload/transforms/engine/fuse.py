@@ -305,7 +305,7 @@ def device_of(images: Images) -> torch.device:
 
 
 def _by_kernel_where_placed(part: FusedPass, images: PlacedImages, tables: gpu.PassTables | None) -> torch.Tensor:
-    """Returns the images of a pass by the kernel, in the windows of the images and not in those of the tables."""
+    """Returns the images of a pass by the kernel, with the windows of the images instead of the tables'."""
     windows = sent(images.placement.table().astype(np.int32), images.pixels.device)
     tables = replace(tables, windows=windows) if tables else gpu.PassTables(windows)
     return _by_kernel(part, images, tables, images.placement.resized)

@@ -218,5 +218,5 @@ def gather_rows(source: torch.Tensor, index: torch.Tensor, *, out: torch.Tensor 
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Launches are on the current device, and not on that of the tensors."""
+    """Makes `device` the current one: Triton launches there, wherever the tensors are."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -192,7 +192,7 @@ class Pipeline:
     def draw(self, draws: Draws, uses: int = 1, words: NDArray[np.int32] | None = None) -> Drawn:
         """Returns what the passes draw, and writes their tables to the words, if given.
 
-        The draws are those of all uses of a batch, one after another.
+        The draws are for all uses of a batch, one after another.
         """
         passes, first = [], 0
         for part in self._passes:

@@ -4,7 +4,7 @@
 
 A thread makes up to 7 pixels of a row: 4 neighbours, 2 neighbours and one, as the bits of that number say, so that 32
 threads fit rows of any multiple of 32, and values of neighbours are stored together. What each thread has for its 4, 2
-or 1 neighbours is a block. A tuple holds the blocks of all channels, those of one channel side by side.
+or 1 neighbours is a block. A tuple holds the blocks of all channels, channel after channel.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def parted(blocks):
 
 @triton.jit
 def by_block(values, CHANNELS: tl.constexpr):
-    """Returns blocks in another order: those of all channels side by side."""
+    """Returns blocks in another order: for each place, the blocks of all channels side by side."""
     BLOCKS: tl.constexpr = len(values) // CHANNELS
     found = ()
     for at in tl.static_range(len(values)):
@@ -119,7 +119,7 @@ def words(line, THREADS: tl.constexpr, CHANNELS: tl.constexpr, STEP: tl.constexp
 
 @triton.jit
 def spread(around, skew, others, STEP: tl.constexpr):
-    """Returns bytes as `loaded` does: of each channel those of `words`, turned around for a STEP of -1, then others."""
+    """Returns bytes as `loaded` does: for each channel the bytes of `words`, reversed if STEP is -1, then `others`."""
     CHANNELS: tl.constexpr = len(around) - 1
     OTHERS: tl.constexpr = len(others) // CHANNELS
     FIRST: tl.constexpr = 0 if STEP == 1 else 3 * CHANNELS

@@ -53,9 +53,9 @@ def user_line(frame: Any) -> str:
 def place_of(frame: Any) -> tuple[str, str, str]:
     """Returns `user_line`, the part of making a batch that the thread is at, and the call that takes the time.
 
-    The part is that of a timed call, otherwise `transform`. The call is that of a library inside the user's line, such
-    as `RandomResizedCrop` or `PIL.Image.resize`; the outermost one, but for those that only pass on. Where the line
-    calls a function written in C, it is as the line writes it; else the user's function.
+    The part is a timed call's, otherwise `transform`. The call is the outermost library call inside the user's line
+    that does not only pass on to others, such as `RandomResizedCrop` or `PIL.Image.resize`. Where the line calls a
+    function written in C, it is as the line writes it; else the user's function.
     """
     part, timed, users = "", None, None
     inside = []

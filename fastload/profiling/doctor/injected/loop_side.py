@@ -52,7 +52,7 @@ class LoaderState:
         self.training_steps = 0  # that were seen since it is known that they are such
         self.passes = 0  # epochs that began
         self.is_open = False  # whether one of them has not come to its end
-        self.iterator: Callable[[], Any] = lambda: None  # a weak reference to that of the last one
+        self.iterator: Callable[[], Any] = lambda: None  # a weak reference to the last epoch's iterator
         self.inner = 0  # batches that it took from a loader within it
         batches = getattr(loader, "batch_sampler", None)
         dataset = getattr(loader, "dataset", None)
