@@ -204,7 +204,7 @@ def pack(
     If it is interrupted, the same command continues where it stopped.
     SRC and OUT.h5 may lie in an object store: s3://, gs://, az:// URLs.
     """
-    arguments = dict(locals())  # named like those of `pack_images`
+    arguments = dict(locals())  # named like the arguments of `pack_images`
     if output is None:
         if not dry_run:
             raise click.UsageError("Missing argument 'OUT.h5'.", context)

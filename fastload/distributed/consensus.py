@@ -27,8 +27,8 @@ class Agreement:
 
     Each rank counts rounds itself. A rank's number is deleted once that rank has read a later round of all ranks, since
     nobody needs the earlier one then. Ranks are waited for as long as `timeout_s` says, or by default the store's own
-    timeout, that of `init_process_group`; `what` says in the error what is agreed on, and `instead` what a user can do
-    without it.
+    timeout, as given to `init_process_group`. In the error, `what` names the value to agree on, and `instead` says what
+    a user can do without it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Agreement:
                     f"rank {rank} of {self._share.world_size} did not say within {timeout_s:g} s {self._what}, number "
                     f"{round_number} on rank {self._share.rank}. Every rank must make the same loaders in the same "
                     f"order and run the same epochs of them; look at whether rank {rank} still lives, or "
-                    f"{self._instead}. The time is that of init_process_group(timeout=...)."
+                    f"{self._instead}. The time was set by init_process_group(timeout=...)."
                 )
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)

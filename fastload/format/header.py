@@ -299,7 +299,7 @@ def _read_shard(index: PackedFile, number: int) -> PackedFile:
     then = (int(shards.num_rows[number]), int(shards.num_bytes[number]), shards.digests[number])
     if (found.num_rows, found.identity.size, found.header_digest) != then:
         raise FileChangedError(
-            f"{index.name}: its shard {name} is not the one that the index was made of: {then[0]:,} rows, {then[1]:,} "
+            f"{index.name}: its shard {name} is not the file that the index was made of: {then[0]:,} rows, {then[1]:,} "
             f"bytes and the digest {then[2]} then, {found.num_rows:,}, {found.identity.size:,} and "
             f"{found.header_digest} now. Copy the right one there, or make the index again: `fastload index`."
         )
@@ -329,7 +329,7 @@ def check_header(file: PackedFile, hdf5: h5py.File) -> dict[str, NDArray[np.uint
     require_digests(file)
     if header_digest(hdf5, digests) != file.attrs.get("header_digest"):
         raise FormatError(
-            f"{file.name}: its header (names, attributes, shapes or digests) is not the one that was written: it was "
+            f"{file.name}: its header (names, attributes, shapes or digests) is not as it was written: it was "
             f"changed or damaged after packing. Copy the file again, or pack it again."
         )
     return digests

@@ -154,9 +154,7 @@ def read_shards(path: Path, file: h5py.File) -> tuple[Shards, dict[str, dict[str
     numbers["num_bytes"] = numbers.pop("bytes")
     shards = Shards(tuple(names), tuple(digests), **numbers)
     if index_digest(shards, text, attributes(file)) != plain(file.attrs.get("header_digest")):
-        raise FormatError(
-            f"{path}: the index is not the one that was written: it was changed or damaged. {INDEX_AGAIN}"
-        )
+        raise FormatError(f"{path}: the index is not as it was written: it was changed or damaged. {INDEX_AGAIN}")
     _check(path, shards, int(plain(file.attrs["num_rows"])))
     try:
         described = json.loads(text)

@@ -64,7 +64,7 @@ class EpochsAhead(Iterator[DeviceBatch]):
         return batch
 
     def depth(self) -> int | None:
-        """Returns how many batches lie ready, as far as that is known."""
+        """Returns how many batches lie ready; None: not known."""
         return self._stage.depth() if self._stage is not None else None
 
     def end(self) -> None:

@@ -60,7 +60,7 @@ class PassCounter:
     begun_s: float = 0.0  # when the pass began
     last_s: float = 0.0  # when a batch was last handed over
     in_flight: InFlight | None = None  # the loader's batches on a device, and the waits of its stream; None: the CPU
-    on_stream: StreamWaits = field(default_factory=StreamWaits)  # those of this pass
+    on_stream: StreamWaits = field(default_factory=StreamWaits)  # of this pass
     ended: bool = False  # whether the pass is over
     read: str = ""  # how rows of a packed file are read
     used: Callable[[], NetworkUse] | None = None  # what came over the network so far; None: the data are here
@@ -218,7 +218,7 @@ class Iteration(Iterator[Batch | DictBatch]):
         return StopIteration()
 
     def end_measuring(self) -> None:
-        """Reports the pace so far as that of the pass: the user left it although it could go on."""
+        """Reports the pace so far as the pass's: the user left it although it could go on."""
         if self._pid != os.getpid():
             return  # a thread that a forked process does not have may hold the lock
         with self._lock:

@@ -7,7 +7,7 @@ which worker was faster, a skipped sample never gets an offset, and nothing is m
 
 | file | content |
 | --- | --- |
-| `OUT.h5.part` | rows of images from byte 4096 on, and those of masks behind them if that place is known beforehand |
+| `OUT.h5.part` | rows of images from byte 4096 on, and rows of masks behind them if that place is known beforehand |
 | `OUT.h5.masks` | else the rows of masks |
 | `OUT.h5.journal` | what is packed, and each task when its rows are written |
 | `OUT.h5.meta` | the complete file, where it cannot be made in `OUT.h5.part`, as with compressed chunks |

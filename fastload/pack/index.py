@@ -65,7 +65,7 @@ def index_files(
 
     Args:
         files: one or more packed files with the same fields, shapes, dtypes and classes, in the folder of the output
-            or below it; or their URLs, if that of the output is one: headers are then read by ranges.
+            or below it; or their URLs, if the output's is given as one: headers are then read by ranges.
         output: the index, or its URL, which is written only if it is not there meanwhile.
         overwrite: replace an output that exists.
         remote: how objects behind URLs are requested.
@@ -169,7 +169,7 @@ def _same_bytes(path: ObjectPath, local: Path) -> bool:
 def write_index(
     output: Path, headers: Sequence[PackedFile], shards: Shards, splits: dict[str, int], *, overwrite: bool
 ) -> None:
-    """Writes the index of shards whose headers are these; each split's rows follow those of the one before."""
+    """Writes the index of shards whose headers are these; each split's rows follow the rows of the split before."""
     first = headers[0]
     fields = {name: _described(name, headers) for name in first.fields}
     ragged = [name for name, field in first.fields.items() if field.ragged is not None]

@@ -72,7 +72,7 @@ class TaskRecord:
     count: int
     sources: int  # XXH3-64 of its samples' part of the table of sources
     starts: tuple[int, ...]  # for each stream, where the rows before it end; () until that is known
-    checks: tuple[int, ...]  # for each stream, XXH3-64 over those of its rows' bytes
+    checks: tuple[int, ...]  # for each stream, XXH3-64 over the XXH3-64s of its rows' bytes
     rows: NDArray[np.void]  # ROW (n,), the rows that were made
     reasons: dict[int, str]  # row -> why it was skipped
     warnings: dict[int, str] = field(default_factory=dict)  # row -> what libjpeg warns of in its JPEG

@@ -1,6 +1,6 @@
 """An output behind a URL: packed in a folder of this machine, then uploaded whole.
 
-The folder, `pack-...` in that of `Remote.cache`, holds what an output on this disk would have next to it while it is
+The folder, `pack-...` in `Remote.cache`, holds what an output on this disk would have next to it while it is
 being packed; when the object is complete in the store, it is removed. A call after a kill continues there.
 
 | file in the folder | content |

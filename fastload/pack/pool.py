@@ -316,8 +316,8 @@ class PackPool:
     ) -> Connection:
         """Returns another process in the place of a dead one, after samples of its task that end processes were found.
 
-        Raises PackError if there are none, or it was at no task that reads samples. Those of tasks that it did `before`
-        may have written past their memory: they are named then.
+        Raises PackError if there are none, or it was at no task that reads samples. Samples of tasks that it did
+        `before` may have written past their memory: they are named then.
         """
         number = self._numbers[dead]
         at, how = self._at(number), self._buried(dead)
@@ -519,7 +519,7 @@ def _fork(fd: int, parent: int, places: int, number: int) -> int:
         null = os.open(os.devnull, os.O_RDWR)
         for inherited in map(int, os.listdir("/proc/self/fd")):
             if inherited not in (1, 2, fd, parent, places, null):
-                with suppress(OSError):  # that of the listing, which is closed already
+                with suppress(OSError):  # the listing's own descriptor is closed already
                     os.fstat(inherited)
                     os.dup2(null, inherited)
         serve(fd, parent, places, number)

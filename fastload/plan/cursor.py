@@ -171,7 +171,7 @@ class EpochCursor:
     ) -> Position:
         """Returns how far a state leaves its epoch in a loader, maybe with other ranks, batches, echo or pieces.
 
-        The epoch's order stays that of the fixed pieces that began it; the next one has the loader's own. A loader that
+        The epoch keeps the order of the fixed pieces that began it; the next one has the loader's own. A loader that
         caches rows on its device takes over the fixed shares of a state, for good.
 
         Args:

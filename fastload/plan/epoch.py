@@ -145,7 +145,7 @@ class EpochPlan:
     Ends: "drop" leaves out rows that do not fill a batch on every rank; "exact" has each row once, and a last batch of
     what is left of the share, so that ranks may have one row more or less in it, and one that has none left repeats a
     row, with `valid` False: all take as many steps. "pad" fills the last batch with repeats, which have `valid` False.
-    Repeats are taken from the start of the share. If that is empty, those of rank r begin at row r of what is left of
+    Repeats are taken from the start of the share. If that is empty, rank r's repeats begin at row r of what is left of
     the epoch, counted round: 103 rows over 110 ranks are each there once or twice.
 
     Segments: finished parts of this epoch, one for each change of world or batch size; see `shares`. The rows that each
@@ -190,7 +190,7 @@ class EpochPlan:
             `GroupedOrder`. None: any rows. Only where rows are shuffled.
 
     Raises:
-        OptionError: an argument has no meaning.
+        OptionError: an argument is invalid.
         StateError: the segments hold more steps than the epoch, or cannot have begun it with these pieces.
     """
 
@@ -414,8 +414,8 @@ class EpochPlan:
     def chunk_places(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns for each chunk the rank that reads it in this epoch, and the step at which it may first be read.
 
-        The step is that of the beginning of the chunk's window, without shuffling that of its first row. A chunk of
-        which two ranks read a part counts for the one whose part comes first in the sequence. Where segments of other
+        The step is where the chunk's window begins, or its first row if rows are not shuffled. A chunk of which two
+        ranks read a part counts for the rank whose part comes first in the sequence. Where segments of other
         ranks or batch sizes began the epoch, places are those in its whole sequence, had this plan's ranks shared it:
         near the places where the rest is read, and no more. Takes no memory for other chunks than these.
 

@@ -187,7 +187,7 @@ class PieceOrder:
     """Fixed pieces: the rows cut into one contiguous piece a group of ranks, each piece in an order of its own.
 
     Each piece is the union of the shares of as many neighbouring ranks, so cutting the sequence among the same number
-    of ranks gives a group the rows of its own piece in every epoch. Inside the piece the order is that of a plan for
+    of ranks gives a group the rows of its own piece in every epoch. Inside the piece the order is as in a plan for
     these ranks alone: with several, each gets other rows of the piece in each epoch, and windows end with a share. A
     group is a rank, or the ranks of a node. With rows 0..6, 2 ranks and 2 pieces, two epochs of full shuffle:
 

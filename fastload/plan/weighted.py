@@ -46,24 +46,24 @@ class ClassWeights:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Weighted:
-    """A shuffle that draws each epoch's rows by weight: a row of weight 2 comes twice as often as one of weight 1.
+    """A shuffle that draws each epoch's rows by weight: a row of weight 2 comes twice as often as a row of weight 1.
 
     With replacement a row may come several times in an epoch, with other random transforms each time, or not at all.
-    Without it a row comes at most once, and those of large weight sooner, which matters where num_samples is less than
-    the rows. A row of weight 0 never comes. What an epoch holds depends on seed and epoch alone; ranks share it.
+    Without it a row comes at most once, and rows of large weight sooner, which matters where num_samples is less than
+    the rows. A row of weight 0 never comes. An epoch's rows depend on seed and epoch alone; ranks share them.
 
     >>> Weighted([1, 0, 3]), Weighted.balanced("labels")
     (Weighted(3 weights), Weighted.balanced('labels', 1.0))
 
     Attributes:
-        weights: float64 (N,), one for each sample of the dataset given, by its position there. Finite, none negative,
-            not all zero. Kept as a copy.
+        weights: float64 (N,), one for each sample of the given dataset, in its order. Finite, none negative, not all
+            zero. Kept as a copy.
         num_samples: samples of an epoch, over all ranks; None: as many as the dataset has, or without replacement as
-            have a weight over 0.
+            many as have a weight over 0.
         replacement: whether a row may come several times.
 
     Raises:
-        OptionError: an argument has no meaning; (later) there is not one weight for each sample.
+        OptionError: an argument is invalid; (later) there is not one weight for each sample.
     """
 
     weights: ArrayLike | ClassWeights
@@ -111,7 +111,7 @@ class Weighted:
             power: 0 or more.
 
         Raises:
-            OptionError: an argument has no meaning; (later) the dataset has no such field, or it is none of classes.
+            OptionError: an argument is invalid; (later) the dataset has no such field, or it is none of classes.
         """
         given: object = power
         if isinstance(given, bool) or not isinstance(given, numbers.Real) or not 0 <= power < math.inf:

@@ -53,7 +53,7 @@ def choose_cache(cache: object, data: Input, backend: Backend | None, share: Sha
     size of the device's memory, which they are assumed to have in common.
 
     Raises:
-        OptionError: the option has no meaning, or there is nothing that could be cached.
+        OptionError: the option is invalid, or there is nothing that could be cached.
         CacheError: the rows do not fit.
         ShareError: the ranks could not agree.
     """

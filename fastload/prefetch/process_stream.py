@@ -2,8 +2,8 @@
 
     free slot --thread: plans a batch--> request --worker: writes samples to the slot--> slot number --> training thread
 
-The processes, their queues, seeds and end are those of torch's `DataLoader`, but what crosses between them is a slot's
-number, never a tensor. torch's own hand-over copies a batch into fresh shared memory and maps it anew on the other
+Processes, queues, seeds and shutdown work as in torch's `DataLoader`, but only a slot's number crosses between them,
+never a tensor. torch's own hand-over copies a batch into fresh shared memory and maps it anew on the other
 side, which takes many times as long as reading it. Batches that do not fit their slot still go that way.
 """
 

@@ -113,7 +113,7 @@ class HeldOffWriters:
 
     def __enter__(self) -> None:
         if self._pid != os.getpid():
-            # A lease is one of the open file, which a fork shares: the child would end that of its parent.
+            # A lease belongs to the open file, which a fork shares: the child would end its parent's.
             self._reset()
             self._fd = self._own_fd = open_checked(self._file)
         depth = getattr(self._local, "depth", 0)
@@ -175,8 +175,7 @@ def is_unchanged(file: PackedFile, now: FileIdentity, fd: int = -1) -> bool:
     """Whether the path's file, or an open one, is the one whose header was read, or one with its size and its header.
 
     `touch`, `chmod`, another hard link, or a copy that takes its place, changes no byte. That costs one look at the
-    header, with the digests of all rows, and a warning. Files without digests, those of other programs, have to be the
-    same.
+    header, with the digests of all rows, and a warning. Files without digests (other programs') have to be the same.
     """
     then = file.identity
     if then.fits(now) or now in _equal.get(then, ()):

@@ -174,7 +174,7 @@ class RowReader:
         return self.within(rows, lambda: self._ragged[name].decoded(rows))
 
     def texts(self, name: str, rows: NDArray[np.int64]) -> list[Any]:
-        """Returns the texts of rows, unchecked: a str each, or a list of them; the fields are those of `with_counts`.
+        """Returns the texts of rows, unchecked: a str each, or a list of them; `with_counts` says of which fields.
 
         Raises IndexError and FileChangedError as `gather` does.
         """

@@ -1,8 +1,8 @@
 """`ShardedReader`: reads the rows of an index from its shards, each by a `RowReader` of its own.
 
-Shards are opened when a row of theirs is asked for, and those used least recently are closed. Images of one size whose
+A shard is opened when one of its rows is asked for; the least recently used ones are closed. Images of one size whose
 rows fill whole pages in each shard are mapped back to back into one reserved range of addresses (`MappedShards`): there
-they are one array, as those of a single file are.
+they are one array, as in a single file.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _MOST_OPEN = 64
 class ShardedReader(RowReader):
     """Reads any rows of some fields of an index. Threads may share it, it survives a fork, and it cannot be pickled.
 
-    Args: as those of `RowReader`.
+    Args: as for `RowReader`.
 
     Raises:
         OptionError: unknown field or `read`.
-        MissingFileError, FileChangedError, FormatError: (while reading) a shard is missing, or not the one that the
+        MissingFileError, FileChangedError, FormatError: (while reading) a shard is missing, or is not the file that the
             index was made of.
     """
 

@@ -80,7 +80,7 @@ class ByteLocks:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def close(self) -> None:
-        """Ends all of its locks; those of a parent process stay, where this is the forked child's copy."""
+        """Ends all of its locks; in a forked child's copy the parent's locks stay."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -76,7 +76,7 @@ class ChunkTable:
                 counts.append(-(-np.array(field.shard_bytes, np.int64) // field.ragged.chunk_bytes))
             else:
                 alone = max(1, _CHUNK_BYTES // max(1, field.row_bytes))
-                # Whole chunks of HDF5, each of which is read at once; those of masks may be of other rows than images.
+                # Whole chunks of HDF5, each of which is read at once; masks' may hold other rows than the images'.
                 least = 1 if field.linear or name == "images" else max(1, field.chunk_rows)
                 self.rows[name] = -(-np.where(by_images > 0, by_images, alone) // least) * least
                 counts.append(-(-shards.num_rows // self.rows[name]))

@@ -342,8 +342,8 @@ class Client:
             )
         if failure.kind == "clock":
             return AccessError(
-                f"{url}: access was refused ({why}): the clock of this machine differs too much from that of the "
-                "server. Set the time (`timedatectl` says whether it is synchronized), and start again."
+                f"{url}: access was refused ({why}): the clock of this machine differs too much from the "
+                "server's. Set the time (`timedatectl` says whether it is synchronized), and start again."
             )
         if failure.kind == "expired":
             return AccessError(f"{url}: the credentials have expired ({why}). Renew {names}, and start again.")

@@ -46,7 +46,7 @@ def _end_threads() -> None:
     At its exit, before others wait for threads that wait for chunks; so it is registered after them.
     """
     for fetcher in list(_living):
-        if fetcher._pid == os.getpid():  # a fork has those of its parent, whose locks may be held for ever there
+        if fetcher._pid == os.getpid():  # a fork has its parent's, whose locks may be held for ever there
             fetcher.close()
 
 
@@ -447,7 +447,7 @@ class ChunkFetcher:
         """Within it the header of a shard is there; made so by this thread, unless another one is about to.
 
         Without `fetch` it raises AbsentError where it would have to wait for that: whoever fetches the header may wait
-        for room, and the caller be the one that makes room.
+        for room that only the caller can make.
         """
         header = int(self._table.headers[shard])
         with self._changed:

@@ -67,7 +67,7 @@ class _NoLocks:
 class MemoryDataset(CachedDataset):
     """The sparse copies of one dataset in memory.
 
-    Args: as those of `CachedDataset`.
+    Args: as for `CachedDataset`.
     """
 
     def __init__(self, cache: MemoryFolder, names: Sequence[str], sizes: NDArray[np.int64], num_chunks: int) -> None:

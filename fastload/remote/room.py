@@ -203,7 +203,7 @@ class Room:
 
     def evict_for_another(self) -> bool:
         """Evicts one chunk that nobody uses, if this process may."""
-        # Not those of the process that this one is a fork of, whose locks they have.
+        # Not chunks of a parent process that forked this one: its locks protect them.
         with suppress(CacheLostError):
             return self._claims.in_use and self.evict_own()
         return False

@@ -263,7 +263,7 @@ class RemoteShards:
 
     @property
     def _lock(self) -> threading.RLock:
-        """The lock of this process: at a fork a thread may hold that of the parent, which nobody here releases."""
+        """The lock of this process: at a fork a thread may hold the parent's, which nobody here releases."""
         return self._locks.setdefault(os.getpid(), threading.RLock())
 
     def network_use(self) -> NetworkUse:

@@ -240,7 +240,7 @@ class ClassFolders:
 
 
 def _with_parents(folders: Collection[str]) -> set[str]:
-    """Returns paths of folders, which end in `/`, and those of the folders that hold them."""
+    """Returns paths of folders, which end in `/`, and of the folders that hold them."""
     found = set[str]()
     for folder in folders:
         while folder and folder not in found:
@@ -287,7 +287,7 @@ def split_word(name: str) -> tuple[str, str]:
 
 
 def share_folders(one: Collection[str], other: Collection[str]) -> bool:
-    """Whether two folders hold folders of the same names, or most of those of the smaller."""
+    """Whether two folders hold folders of the same names, or share most names of the smaller one."""
     common = len(set(one) & set(other))
     return common > 0 and common >= _COMMON * min(len(one), len(other))
 
@@ -350,7 +350,7 @@ def _require_apart(draft: Draft, found: ClassFolders) -> None:
 
 
 def _classes(draft: Draft, found: ClassFolders, present: dict[str, set[str]]) -> list[str]:
-    """Returns the sorted names of all class folders, given those of each split that hold images; [] for none."""
+    """Returns the sorted names of all class folders, given each split's that hold images; [] for none."""
     classes = sorted(set().union(*present.values()))
     if not classes:
         return []

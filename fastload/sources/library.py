@@ -383,7 +383,7 @@ _FOLDERS = {
 }
 """Class of torchvision -> its folder below the root, and the files and folders (ending in `/`) in it that show it.
 
-Those of which the folder itself is read right are not here.
+Classes whose folder is read correctly as it is are not here.
 """
 
 

@@ -271,7 +271,7 @@ class SourceOptions:
     # as its file stores it, before the EXIF orientation turns it; an image of the declared size, which has another size
     # now. "auto": the upright image, and images of another size than declared are refused.
     boxes_of: BoxesOf = "auto"
-    captions: str = "all"  # "none": they are left out; a number: those of more bytes in UTF-8 are cut
+    captions: str = "all"  # "none": they are left out; a number: captions of more bytes in UTF-8 are cut
 
     def __post_init__(self) -> None:
         for name, accepted in (("masks", MasksWanted), ("boxes", BoxForm), ("boxes_of", BoxesOf)):

@@ -26,7 +26,7 @@ class MaskKind:
     """One kind of masks that a dataset may have."""
 
     name: str  # of the folder or files, for notes
-    pattern: re.Pattern[str] | None = None  # of their paths, with groups as that of images; None: found otherwise
+    pattern: re.Pattern[str] | None = None  # of their paths, with the images' groups; None: found otherwise
     of: str = ""  # kinds of one `of` show the same, and the first that all images have is taken; "": any is
     names: tuple[str, ...] = ()  # of the classes
     ignore_index: int | None = None

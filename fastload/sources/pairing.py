@@ -146,19 +146,19 @@ class Match(NamedTuple):
     image: Group
     mask: Group
     image_ends: tuple[str, str]  # beginning and end of the images' stems that are no part of what agrees
-    mask_ends: tuple[str, str]  # those of the masks
+    mask_ends: tuple[str, str]  # the same of the masks' stems
     files: list[tuple[int, int]]  # positions of some images and their masks
 
     def image_core(self, name: str) -> str:
-        """Returns what the stem of an image shares with that of its mask; the stem itself if it is no such image."""
+        """Returns the part of an image's stem that its mask's stem shares; the stem itself if it is no such image."""
         return _core(name, *self.image_ends) or stem_of(name)
 
     def mask_core(self, name: str) -> str:
-        """Returns what the stem of a mask shares with that of its image; the stem itself if it is no such mask."""
+        """Returns the part of a mask's stem that its image's stem shares; the stem itself if it is no such mask."""
         return _core(name, *self.mask_ends) or stem_of(name)
 
     def words(self) -> tuple[set[str], set[str]]:
-        """Returns the words by which paths of images differ from those of masks, and the other way round."""
+        """Returns the words that only paths of images have, and the words that only paths of masks have."""
         here, there = _different(self.image.pattern, self.mask.pattern)
         image = _words(" ".join((*here, self.image.head, self.image.tail, *self.image_ends)))
         mask = _words(" ".join((*there, self.mask.head, self.mask.tail, *self.mask_ends)))
@@ -189,7 +189,7 @@ class Pairing:
     colours: bool = False  # whether masks are colours
 
 
-_FOUND: WeakKeyDictionary[Tree, Pairing] = WeakKeyDictionary()  # several layouts ask for those of one tree
+_FOUND: WeakKeyDictionary[Tree, Pairing] = WeakKeyDictionary()  # several layouts ask for one tree's
 
 
 def find_pairs(tree: Tree, mask_files: str = "") -> Pairing:
@@ -418,7 +418,7 @@ class _Search:
     def _find(
         self, many: Group, few: Group, name: str, mine: tuple[str, str], theirs: tuple[str, str]
     ) -> tuple[int, int] | None:
-        """Returns the position of a file of the group `few`, and that of the file of `many` that its name fits."""
+        """Returns the positions of a file of the group `few` and of the file of `many` that its name fits."""
         folder, core = split_path(name)[0][:-1], _core(name, *mine)
         place = few.place_of[folder]
         if not core or place not in many.places:
@@ -459,7 +459,7 @@ class _Search:
         return "pair" if named or alike else ""
 
     def _far(self, match: Match) -> tuple[int, ...]:
-        """Returns a value that is the smaller, the more likely the images of a match are those of its masks."""
+        """Returns a value that is the smaller, the more likely the images of a match belong to its masks."""
         words, (folders, different) = match.words()[0], match.distance()
         shown = bool(words & _LESSER - _IMAGE_WORDS)  # pictures of masks
         photo = self.look(match.files[0][0])[0] == "photo"
@@ -737,7 +737,7 @@ def _same_view(one: tuple[int, int], other: tuple[int, int]) -> bool:
 def _alike(pairs: list[tuple[_Detail, _Detail]]) -> bool:
     """Whether the two images of each pair are more alike than images of different pairs, by far or without exception.
 
-    The latter are as much alike where all photographs are, as those of one fixed camera.
+    Images of different pairs are as much alike where all photographs are, as from one fixed camera.
     """
     likeness = np.max([[[float(a @ b) for a, b in zip(x.edges, y.edges, strict=True)] for _, y in pairs]
                        for x, _ in pairs], axis=2)  # fmt: skip

@@ -103,8 +103,7 @@ def refuse_by_signs(
 ) -> None:
     """Raises SourceError if anything, `further` signs first, speaks against packing a tree as a folder of images.
 
-    `classes` are those of a packed file, to which one may be added. `level`: whether it was said which folders are
-    the classes.
+    `classes`: of a packed file, to which one may be added. `level`: whether it was said which folders are the classes.
     """
     found = [*further, *signs_against_folder(tree, classes, level=level)]
     if not found:
@@ -267,7 +266,7 @@ def _ways_of(tree: Tree, suffix: str, names: list[str]) -> tuple[str, ...]:
 
 
 def _texts_beside(tree: Tree, texts: list[tuple[int, str]], names: _Names) -> Iterator[Sign]:
-    """Yields the texts that name images or some of the classes, and those of numbers alone next to images alone."""
+    """Yields the texts that name images or some of the classes, and texts of numbers alone next to images alone."""
     seen: Counter[tuple[str, str]] = Counter()
     kinds: dict[str, dict[str, str]] = {}
     coco: list[str] = []
@@ -426,7 +425,7 @@ def _same_files(found: ClassFolders, others: Iterable[str]) -> Iterator[Sign]:
 
 
 def _other_folders(found: ClassFolders, told: set[str]) -> Iterator[Sign]:
-    """Yields the folders next to those of images that hold other files alone, but for those `told` already."""
+    """Yields the folders next to folders of images that hold other files alone, except those already in `told`."""
     others = []
     for split, names in found.without_images().items():
         others += [path for name in names if (path := f"{found.splits[split]}{name}/") in found.with_files]

@@ -39,7 +39,7 @@ _S = 10**9
 
 
 def is_as_listed(status: os.stat_result, num_bytes: int, mtime_ns: int) -> bool:
-    """Whether a file is still the one that was listed, by its size and time of modification.
+    """Whether a file is unchanged since it was listed, by its size and time of modification.
 
     A listing keeps the same two of each sample, and an interrupted pack continues with what has the same. What a
     program wrote with both unchanged is not seen.

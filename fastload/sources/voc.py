@@ -119,7 +119,7 @@ def _years(tree: Tree) -> dict[str, list[str]]:
     above = dict.fromkeys(at for at, base in map(split_path, tree.folders) if base in _PARTS)
     # ImageNet has folders Annotations and ImageSets too, but none of the others.
     own = ("ImageSets/Main", *_PARTS[2:])
-    # Masks in Annotations are those of DAVIS and the like, SegmentationClassPNG is labelme's: not VOC's.
+    # Masks in Annotations come from DAVIS and the like, SegmentationClassPNG from labelme: not VOC's.
     masks = {f"{at}{part}" for at in above for part in ("Annotations", "SegmentationClassPNG")} & there
     if masks:
         holding = {split_path(tree.names[i])[0] for i in tree.images().tolist()}

@@ -83,7 +83,7 @@ class _About:
     names: tuple[str, ...] = ()  # of the classes
     points: tuple[int, int] = (0, 0)  # keypoints of an object, and numbers of each (2, or 3 with its visibility)
     point_names: tuple[str, ...] = ()  # of the keypoints
-    flip_pairs: tuple[int, ...] = ()  # for each keypoint the one that it becomes in a mirrored image
+    flip_pairs: tuple[int, ...] = ()  # for each keypoint its number in a mirrored image
     entries: list[tuple[str, str]] = field(default_factory=list)  # split, and its folder or list of images
     file: str = ""  # the file that says so
 
@@ -424,7 +424,7 @@ def _note_unlabelled(draft: Draft, tree: Tree, pairs: _Pairs) -> None:
 
 
 def _splits(draft: Draft, tree: Tree, about: _About, images: list[int], kept: list[int]) -> tuple[list[int], Splits]:
-    """Returns those of the images kept to list, and their splits: by data.yaml or lists, else by names of folders.
+    """Returns which of the images kept to list, and their splits: by data.yaml or lists, else by names of folders.
 
     An image that several entries name is of its folder's split, else of the first. One that none names is left alone,
     unless its folder is named after a split.

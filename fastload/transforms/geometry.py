@@ -168,7 +168,7 @@ class RandomCrop(PlacedTransform):
             "symmetric" (mirrors and repeats it).
 
     Raises:
-        OptionError: a size, padding or mode that has no meaning. Images that are too small, or cannot hold the fill,
+        OptionError: an invalid size, padding or mode. Images that are too small, or cannot hold the fill,
             are refused when the loader is made, or at `apply`.
     """
 
@@ -247,7 +247,7 @@ class CenterCrop(PlacedTransform):
         size: of the window in pixels, (height, width); one number for a square.
 
     Raises:
-        OptionError: a size that has no meaning. Images that are too small are refused when the loader is made, or at
+        OptionError: an invalid size. Images that are too small are refused when the loader is made, or at
             `apply`.
     """
 
@@ -281,7 +281,7 @@ class Resize(PlacedTransform):
         max_size: most pixels of the longer side; only with one number for size.
 
     Raises:
-        OptionError: a size that has no meaning. Images of other dtypes are refused when the loader is made, or at
+        OptionError: an invalid size. Images of other dtypes are refused when the loader is made, or at
             `apply`.
     """
 
@@ -334,7 +334,7 @@ class RandomResizedCrop(PlacedTransform):
         ratio: (smallest, largest) width / height, above 0.
 
     Raises:
-        OptionError: a size that has no meaning, or bounds that are reversed or not positive. Images of other dtypes
+        OptionError: an invalid size, or bounds that are reversed or not positive. Images of other dtypes
             are refused when the loader is made, or at `apply`.
     """
 

@@ -40,8 +40,8 @@ def refuse_image_transforms(transform: object) -> None:
     if _of_torchvision(first) and not _is_v2(first):
         raise OptionError(
             f"PackedDataset(transform=...): {_named(first)} of torchvision takes an image alone, and a sample is the "
-            f"tuple of its fields. Those of torchvision.transforms.v2 take all of it, and move masks and boxes "
-            f"along. Or give a function that returns (transform(sample[0]), *sample[1:])."
+            f"tuple of its fields. Transforms of torchvision.transforms.v2 take the whole tuple, and move masks and "
+            f"boxes along. Or give a function that returns (transform(sample[0]), *sample[1:])."
         )
 
 

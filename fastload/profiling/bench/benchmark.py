@@ -110,7 +110,7 @@ class BenchResult:
 
     @property
     def runs(self) -> list[Measured]:
-        """The runs that a report shows: the loader's loop with all other figures, then rivals' and with injected faults."""
+        """The runs that a report shows: the loader's loop with all other figures, then rivals and injected faults."""
         first = self.loop.measured if self.loop is not None else Measured(self.title, self.command)
         if self.loop is None and self.alone is not None:
             first = replace(first, samples_per_s=self.alone.samples_per_s["median"])

@@ -226,7 +226,7 @@ class Meter:
         """Returns everything measured so far as plain numbers, for reports and files.
 
         Args:
-            loader: that was watched; None: that of the loop which took longest.
+            loader: a watched one; None: the loader of the loop that took longest.
             verdict: to be used instead of this loop's own.
             title, command, facts, tables: as in `Measured`.
         """

@@ -1,4 +1,4 @@
-"""Members of archives: where they lie, which names are refused, and the reader of those of a zip."""
+"""Members of archives: where they lie, which names are refused, and the reader of a zip's members."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_CHARACTERS, _MOST_FOLDERS = 4096, 128
 
 
 class Member(NamedTuple):
-    """Where a file lies in its archive. `offset` is that of the bytes in a tar, of the local header in a zip."""
+    """Where a file lies in its archive. `offset`: of the bytes in a tar, of the local header in a zip."""
 
     name: str
     offset: int

@@ -74,7 +74,7 @@ def parquet_evidence(tree: Tree) -> list[str]:
 def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns a dataset of Parquet or Arrow files, row by row.
 
-    Columns are those of a manifest; lists of numbers, all of one length, keep their dtype: `input_ids` int64 (N, L).
+    Columns are as in a manifest; lists of numbers, all of one length, keep their dtype: `input_ids` int64 (N, L).
 
     Raises:
         MissingExtraError: pyarrow is not installed.

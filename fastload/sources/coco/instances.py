@@ -48,7 +48,7 @@ class Instances:
     category: NDArray[np.int64]  # (A,), index in `category_ids` of each annotation's category
     crowd: NDArray[np.uint8]  # (A,), 1 for a crowd
     boxes: NDArray[np.float64]  # (A, 4), x, y, width, height
-    areas: NDArray[np.float64]  # (A,), area of each annotation; that of its box if the file gives none
+    areas: NDArray[np.float64]  # (A,), area of each annotation; of its box if the file gives none
     rings: NDArray[np.int64]  # (A,), number of polygons; 0 throughout if regions are not asked for
     ring_sizes: NDArray[np.int64]  # how many numbers of `points` each polygon has
     points: NDArray[np.float32]  # x, y, x, y, ...
@@ -79,7 +79,7 @@ def read_instances(data: bytes, where: str, with_regions: bool, boxes: BoxForm =
 def join_instances(files: list[Instances], kept: list[NDArray[np.bool_]]) -> Instances:
     """Returns the content of several files with the same categories as one, file by file.
 
-    These are the images `kept`, bool (N,) for each file, and all annotations; `image` is -1 for those of other images.
+    It has the images `kept`, bool (N,) for each file, and all annotations; other images' have -1 as `image`.
     """
     every = np.concatenate(kept)
     number = np.where(every, np.cumsum(every) - 1, -1)
@@ -396,7 +396,7 @@ def _whole_ids(value: object) -> str:
     """Returns why an id is none, as part of a sentence."""
     plain = isinstance(value, str) and value.strip().lstrip("-").isdigit()
     write = f": write {value.strip()} without quotes" if plain and isinstance(value, str) else ""
-    return f"ids are whole numbers, those of images, categories and annotations{write}"
+    return f"ids of images, categories and annotations are whole numbers{write}"
 
 
 def decode_counts(counts: str) -> list[int]:

@@ -27,7 +27,7 @@ _MOST_ID = 2**24 - 1
 
 @dataclass(frozen=True, eq=False)
 class Panoptic:
-    """The segments of N images: those of image i are `spans[i]` of the S segments."""
+    """The segments of N images: image i has `spans[i]` of the S segments."""
 
     files: list[str]  # name of each image's PNG; "" for an image that is not annotated
     spans: NDArray[np.int64]  # (N, 2), first and stop

@@ -204,7 +204,7 @@ def find_tables(
             split = len(set(splits) - {""}) == len(chosen) - len(strays) > 0
             raise SourceError(
                 f"{tree.path}: several tables name its images: {first_few([key_of(table.name) for table in chosen])}. "
-                f"Give the one that is meant itself, or "
+                f"Give the right table itself, or "
                 + (
                     f"move {first_few(strays)} away: the others are called after their splits."
                     if split

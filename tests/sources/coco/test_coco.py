@@ -177,7 +177,7 @@ def test_images_without_a_file_or_a_list_fail_or_are_skipped(coco: Path) -> None
         ({"bbox": [1, 2, 10**400, 1]}, "annotation 8 has the box"),
         ({"area": "large"}, "annotation 8 has the area 'large'"),
         ({"category_id": 2}, "annotation 8 has category id 2, which is not listed"),
-        ({"category_id": "dog"}, "annotation 8 has category id 'dog'; ids are whole numbers, those of images, categor"),
+        ({"category_id": "dog"}, "annotation 8 has category id 'dog'; ids of images, categories and annotations are"),
         ({"category_id": "18"}, "annotation 8 has category id '18'; ids are whole numbers.*: write 18 without quotes"),
         ({"category_id": 18.0}, "annotation 8 has category id 18.0; ids are whole numbers"),
         ({"image_id": 999}, "annotation 8 has image id 999, which is not listed"),
@@ -324,7 +324,7 @@ def test_ids_of_images_are_whole_numbers_which_is_said(coco: Path) -> None:
     change(coco, "val2017", images=[{"id": "139", "file_name": name}])
     refused(r"images\[0\] has id '139'.*ids are whole numbers.*: write 139 without quotes", coco)
     change(coco, "val2017", images=[{"id": "a7", "file_name": name}])
-    refused(r"images\[0\] has id 'a7' and file_name '0+139.jpg'; ids are whole numbers, those of", coco)
+    refused(r"images\[0\] has id 'a7' and file_name '0+139.jpg'; ids of images", coco)
     change(coco, "val2017", images=[{"id": 139, "file_name": name}], annotations=[annotation(7, "139", 1)])  # type: ignore[arg-type]
     refused("annotation 7 has image id '139'; ids are whole numbers", coco)
 
