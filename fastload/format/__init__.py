@@ -27,7 +27,7 @@ with -1. `keypoints` float32 (N, M, K, 3) of the boxes are x, y and visibility (
 1: hidden; 2: visible); attributes `names` of the K points, `skeleton` (numbers of joined points, in pairs) and
 `flip_pairs` (K numbers: the point that each becomes in a mirrored image), as far as they are known.
 
-**Texts** are as long as the longest, as in `key`; row i has the first `num_captions[i]` of `caption[i]`,
+**Texts** have the fixed length of the longest, as in `key`; row i has the first `num_captions[i]` of `caption[i]`,
 what is behind them is empty, and a text ends in no zero byte. Texts of varying length would be objects on HDF5's heap,
 which readers refuse, or bytes with offsets, which other tools show as bytes and older releases refuse. Measured on
 texts like COCO's (5 to 7 an image of 52 bytes, the longest of 250): 6.5 times their own bytes, about 1 % of a file of

@@ -114,7 +114,7 @@ class FileIdentity(NamedTuple):
 
 
 class RemoteFile(Protocol):
-    """Where the shards of an index come from, that are sparse files in a cache of this machine."""
+    """The source of an index's shards that are sparse files in a cache of this machine."""
 
     url: str
 
@@ -160,7 +160,7 @@ class PackedFile:
 
     @property
     def name(self) -> str:
-        """What messages call it: its path as given, or the URL that it is read from."""
+        """Its name in messages: its path as given, or the URL that it is read from."""
         return self.remote.url if self.remote is not None else self.url or self.given or str(self.path)
 
     def __hash__(self) -> int:

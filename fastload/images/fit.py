@@ -69,7 +69,7 @@ def resample_for(height: int, width: int, target: Target) -> Resample:
 
 
 class Shrunk(NamedTuple):
-    """How pixels that a decoder made smaller than their image lie in it."""
+    """The place in an image of pixels that a decoder made smaller than it."""
 
     height: int  # of the whole image, upright
     width: int

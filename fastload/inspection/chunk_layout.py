@@ -1,4 +1,4 @@
-"""How the pixels of an HDF5 file lie on disk, what reading one random image costs, and what packing again would gain.
+"""The layout of an HDF5 file's pixels on disk, the cost of reading one random image, and the gain of packing again.
 
 A shuffled epoch reads every image by itself, so an epoch of N images costs N times that.
 """
@@ -29,7 +29,7 @@ MANY_CHUNKS = 1000
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """How one dataset of pixels lies on disk."""
+    """The layout of one dataset of pixels on disk."""
 
     dataset: str  # its name in the file
     shape: tuple[int, ...]  # (N, ...)

@@ -34,7 +34,7 @@ MAX_ATTRIBUTES = 4
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 _DRAWN = {*map(chr, range(32, 127)), "·"}
-"""What Pillow's own font can draw: ASCII and little else."""
+"""The characters that Pillow's own font can draw: ASCII and little else."""
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ class Iteration(Iterator[Batch | DictBatch]):
                 counter.first_s, counter.first_waited_s = counter.last_s, counter.waited_s
 
     def _why_ended(self) -> Exception:
-        """Returns what is raised for a pass that is over: the end of the loop, or an error that says how to go on."""
+        """Returns the exception to raise after a pass has ended: StopIteration, or an error that says how to go on."""
         if self._displaced:
             return OptionError(
                 "this iteration was ended by a newer iter() of the same FastLoader, its load_state_dict() or its "

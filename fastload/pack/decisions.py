@@ -44,7 +44,7 @@ _MODES = {1: "gray", 3: "RGB", 4: "RGBA"}
 
 @dataclass(frozen=True)
 class RaggedPlan:
-    """How each row of a dataset is made; decided before packing begins, and picklable for the workers."""
+    """The form of each row of a dataset; decided before packing begins, and picklable for the workers."""
 
     channels: int
     dtype: np.dtype[Any]  # of every decoded image

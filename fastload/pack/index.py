@@ -35,7 +35,7 @@ _MOST_SPLITS = 256
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What an index holds.
+    """The contents of an index.
 
     Attributes:
         path: the index.
@@ -126,7 +126,7 @@ def index_packed(paths: Sequence[Path], output: Path, *, overwrite: bool) -> Ind
 def index_objects(paths: Sequence[Path], output: Path, *, overwrite: bool) -> IndexReport:
     """Writes the index of objects, from copies of all but their pixels; see `index_files`.
 
-    Without `overwrite` it is written only if there is none; the same index, of another process, is as good.
+    Without `overwrite` it is written only if there is none; an equal index, by another process, counts as written.
     """
     if not isinstance(output, ObjectPath):
         raise OptionError(

@@ -58,7 +58,7 @@ _FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # of a zip: the same plan has the same byte
 
 @dataclass(frozen=True)
 class PlanFile:
-    """What a plan says of the whole dataset.
+    """A plan's facts about the whole dataset.
 
     Attributes:
         path: the plan.
@@ -144,7 +144,7 @@ class PlanFile:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Opens a plan; MissingFileError or FormatError: it is missing, or what is read of it is none."""
+    """Opens a plan; MissingFileError or FormatError: it is missing, or is no plan."""
     try:
         with open_binary(path) as file, zipfile.ZipFile(file) as archive:
             yield archive

@@ -41,7 +41,7 @@ PAGE_BYTES = IMAGES_OFFSET  # what a shard's pixels are to be a multiple of
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """How a dataset is cut into shards.
+    """Options for cutting a dataset into shards.
 
     Attributes:
         count: their number; None: as many as `num_bytes` says.

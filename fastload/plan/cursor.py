@@ -1,4 +1,4 @@
-"""How far an epoch is, and which comes next: one cursor for the loader and for samplers, saved in states.
+"""The position in an epoch, and the next epoch: one cursor for the loader and for samplers, saved in states.
 
 A step is in a loader the use of a batch, in a sampler the sample or batch drawn.
 """
@@ -19,7 +19,7 @@ from fastload.plan.state import PlanState, check_state, saved_form, state_from_d
 
 @dataclass
 class Position:
-    """How far an iteration of an epoch is; a state saves it."""
+    """The position of an iteration within its epoch; a state saves it."""
 
     plan: EpochPlan  # of the epoch, or of what was left of it when it was resumed
     schedule: EchoSchedule | None = None  # of the plan's batches; None: the echo factor is not chosen yet

@@ -22,7 +22,7 @@ _KEYS = frozenset(("version", "header_digest", "seed", "epoch", "shuffle", "ends
 
 @dataclass(frozen=True, repr=False)
 class DrawingDigest:
-    """What a state keeps of a shuffle that draws rows by weight or class: enough to tell it from others."""
+    """The digest that a state keeps of a shuffle by weight or class, to tell it from others."""
 
     kind: Literal["weighted", "classes"]
     digest: str

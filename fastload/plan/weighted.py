@@ -276,7 +276,7 @@ def checked_labels(given: Any, what: str) -> NDArray[np.int64]:
 
 
 class Drawn:
-    """What orders have in common in which rows may come several times or not at all."""
+    """Base of orders in which rows may come several times or not at all."""
 
     def positions_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Raises OptionError: a row has no position of its own."""

@@ -40,7 +40,7 @@ _log = logging.getLogger("fastload")
 
 
 class CacheChoice(NamedTuple):
-    """Where a loader's rows are cached."""
+    """The place where a loader's rows are cached."""
 
     location: Location | None = None  # None: nowhere
     fixed_shares: bool = False  # whether each rank caches only its share, a fixed piece of the rows; see `EpochPlan`

@@ -58,7 +58,7 @@ class BatchStream(Iterator[FilledBatch]):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the stream; nothing is written to its slots any more when this returns, or nobody looks at them."""
+        """Ends the stream; when this returns nothing writes to its slots any longer, or nobody looks at them."""
 
     def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
         """Queues the copy that makes a batch of a filled slot, uint8 over the bus; called within `Backend.side_stream`.

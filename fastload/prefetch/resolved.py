@@ -59,7 +59,7 @@ _MOST_SPECS = 4096
 
 @dataclass(frozen=True)
 class BatchForm:
-    """How images become a batch: stacked, all of one size; a list of images of their own sizes; or these padded."""
+    """The form of images in a batch: stacked, all of one size; a list of images of their own sizes; or these padded."""
 
     kind: Literal["stack", "list", "pad"] = "stack"
     pad_to: int = 1  # height and width of padded batches are multiples of it

@@ -39,7 +39,7 @@ SMALL_BYTES = 64 * 2**10
 """Arrays so small are copied when they are lent: labels that a user collects over an epoch must not keep slots."""
 
 INNER = "fastload/"
-"""What the names of fields begin with that stay within the loader; no field of a file can have such a name."""
+"""Prefix of the names of fields that stay within the loader; no field of a file can have such a name."""
 
 
 class SlotField(NamedTuple):
@@ -61,7 +61,7 @@ class SlotField(NamedTuple):
 
 
 class SampleForm(NamedTuple):
-    """How the fields of a batch are put together for the user, where the dataset's samples decide it."""
+    """The structure of batches for the user, where the dataset's samples decide it."""
 
     names: tuple[str, ...]  # of all fields, in order, as ring and transforms know them
     keys: tuple[Any, ...] | None  # of a dict, in the same order; None: a tuple

@@ -65,7 +65,7 @@ def check_timeout(timeout: object) -> float:
 
 
 class Patience:
-    """How long a loop waits for a batch; one for a stream. Used by the thread that waits.
+    """The limit for which a loop waits for a batch; one per stream. Used by the thread that waits.
 
     Args:
         timeout_s: seconds; 0: for ever.

@@ -1,4 +1,4 @@
-"""How worker processes begin and end: start methods, signals, the death of who made them. No torch here."""
+"""Starts and ends worker processes: start methods, signals, the parent's death. No torch here."""
 
 from __future__ import annotations
 

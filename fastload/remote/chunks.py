@@ -136,7 +136,7 @@ class ChunkTable:
 
 
 class ShardLayout:
-    """Where the chunks of a shard lie in its file, from its HDF5 metadata, which has to be there.
+    """The places of a shard's chunks in its file, from its HDF5 metadata, which has to be there.
 
     Attributes:
         columns: the byte at which the rows of each small field begin, where they are back to back.
@@ -158,7 +158,7 @@ class ShardLayout:
 
 
 class Extent(NamedTuple):
-    """Where the rows of a dataset lie in its file: back to back from `base` on, or in HDF5's chunks.
+    """The places of a dataset's rows in its file: back to back from `base` on, or in HDF5's chunks.
 
     `begins`, `ends`: int64 (n,), of HDF5's chunks in the order of their rows; `chunk_rows` of them in each.
     """

@@ -55,7 +55,7 @@ class ShortObjectError(RemoteError):
 
 @dataclasses.dataclass
 class Counts:
-    """What a client did so far. `bytes` are those received and sent in bodies;
+    """Counts of a client's requests so far. `bytes`: received and sent in bodies.
 
     `busy_s`: seconds of all requests together, from sending each to the end of its answer.
     """

@@ -69,7 +69,7 @@ def fetches_here() -> bool:
 
 @dataclass
 class FetchCounts:
-    """What a process fetched for one dataset so far."""
+    """Counts of a process's fetches for one dataset so far."""
 
     chunks: int = 0  # fetched
     again: int = 0  # of these, that were fetched and evicted before

@@ -29,7 +29,7 @@ from fastload.system.text import text_of
 
 
 class _Text(NamedTuple):
-    """What one text file says about each image."""
+    """The values of one text file for each image."""
 
     field: str  # name of the column, or "split"
     absence: str  # what there is not without the file

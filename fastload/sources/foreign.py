@@ -1,4 +1,4 @@
-"""What is not read: files of other loaders, split archives, odd images, whole datasets. What each is, and the way out.
+"""Sources that are not read (files of other loaders, split archives, odd images, whole datasets), and the way out.
 
 One table, `FOREIGN`, of the names (and first bytes) by which each is known and the lines that bring it into a form
 that is read. `marked_in` and `arrays_in` find datasets by their marks, whatever else is there. `foreign_format` refuses

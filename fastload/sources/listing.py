@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fastload.images.image_header import ImageHeader
 
 OnError = Literal["fail", "skip"]
-"""What happens at a sample that is contradictory, such as a row without its image: an error, or it is left out."""
+"""The treatment of a contradictory sample, such as a row without its image: an error, or it is left out."""
 
 
 @runtime_checkable

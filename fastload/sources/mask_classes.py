@@ -1,4 +1,4 @@
-"""What the user says of masks: which values or colours stand for which class, and that a mask is drawn at another size.
+"""The user's options for masks: which values or colours stand for which class, and masks drawn at another size.
 
 `with_mask_options` puts a reader around the masks of a listing, whatever its layout is. It gives the classes 0 to K - 1
 in the order in which they were named, at the size of the image.
@@ -82,7 +82,7 @@ class MaskOptions:
 
 @dataclass(frozen=True)
 class Classes:
-    """What stands for each class in a mask: a value 0 to 65,535, or a colour as red << 16 | green << 8 | blue."""
+    """The code of each class in a mask: a value 0 to 65,535, or a colour as red << 16 | green << 8 | blue."""
 
     codes: tuple[int, ...]  # one for each class
     names: tuple[str, ...]

@@ -18,7 +18,7 @@ from fastload.sources.mask_classes import Classes, MappedMasks, Palette
 from fastload.sources.tree import Tree, key_of
 
 Key = tuple[str, ...]
-"""What an image and its mask have in common: a stem, behind the folder where that counts."""
+"""The key that an image and its mask share: a stem, behind the folder where that counts."""
 
 
 @dataclass(frozen=True)

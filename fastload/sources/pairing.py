@@ -82,8 +82,8 @@ _VIEWS = (("a", "b"), ("lr", "hr"), ("sketch", "photo"), ("sketches", "photos"),
 """Words by which the two images of a pair are called in folders that classes would not be called by."""
 
 Shows = Literal["photo", "mask", "lines", "colours", "perhaps", ""]
-"""What a file shows: a photograph; a mask of few numbers, also one of thin lines, or of few colours; perhaps one, as a
-JPEG of few colours, or few numbers at random, or regions of many numbers of 16 bits; "" if it is unreadable.
+"""The content of a file: a photograph; a mask of few numbers, also of thin lines, or of few colours; perhaps a mask, as
+a JPEG of few colours, or few numbers at random, or regions of many numbers of 16 bits; "" if it is unreadable.
 """
 
 T = TypeVar("T")
@@ -179,7 +179,7 @@ class Match(NamedTuple):
 
 @dataclass
 class Pairing:
-    """What is paired in a tree."""
+    """The pairs found in a tree."""
 
     pairs: list[Match] = field(default_factory=list)  # one for each group of images that has masks
     without: list[Group] = field(default_factory=list)  # images of a split without masks
@@ -703,7 +703,7 @@ def _are_thin(pixels: NDArray[np.int64]) -> bool:
 
 
 class _Detail(NamedTuple):
-    """What a photograph shows, to be compared with another of any size."""
+    """Features of a photograph, to be compared with another of any size."""
 
     size: tuple[int, int]  # height, width
     edges: NDArray[np.float64]  # (2, E): differences of neighbouring pixels, and these without sign, of mean 0, norm 1

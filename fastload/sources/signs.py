@@ -1,4 +1,4 @@
-"""What in a tree speaks against a folder of images: signs of a structure that class folders or images alone would lose.
+"""Signs that a tree is no plain folder of images: structure that class folders or images alone would lose.
 
 Any tree with images is a folder of images, so a layout that is not recognised would be packed as one, with wrong labels
 and without its boxes, masks or splits. `refuse_by_signs` refuses it instead, names what was seen and what would be
@@ -74,7 +74,7 @@ _OF_CAMERAS = frozenset(
 )
 """Words, in lower case, that names of files begin with, and that say how an image came about, not what is on it."""
 _ABOUT = re.compile(r"(licen[cs]e|readme|copying|credits|attribution|notice)\b", re.IGNORECASE)
-"""How the name of a file begins that is about the folder it lies in, and says nothing of images."""
+"""The beginning of names of files that are about their folder, and say nothing of images."""
 
 _HEAD = 2**18
 _MOST_READ = 48  # text files that are looked into

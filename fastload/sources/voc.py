@@ -275,7 +275,7 @@ def _labels(
 
 
 class Annotation(NamedTuple):
-    """What one file says: the size of the image, and its objects, in its order."""
+    """The content of one file: the size of the image, and its objects, in its order."""
 
     size: tuple[int, int]  # height, width; 0, 0 if unknown
     items: list[Item]

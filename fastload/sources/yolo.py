@@ -78,7 +78,7 @@ class _Pairs(NamedTuple):
 
 @dataclass
 class _About:
-    """What a data.yaml, or the files of other programs in its place, say about a dataset."""
+    """A dataset's facts in a data.yaml, or in the files of other programs in its place."""
 
     names: tuple[str, ...] = ()  # of the classes
     points: tuple[int, int] = (0, 0)  # keypoints of an object, and numbers of each (2, or 3 with its visibility)

@@ -46,7 +46,7 @@ class _Attempt:
 
 @dataclass(eq=False)
 class _Left:
-    """What is to be known of a task that is not done."""
+    """The state of a task that is not done."""
 
     task: Any
     failures: list[str] = field(default_factory=list)

@@ -27,7 +27,7 @@ _F_RDLCK, _F_UNLCK, _SIGURG, _NO_ARGUMENT = map(ctypes.c_long, (fcntl.F_RDLCK, f
 
 
 class Status(NamedTuple):
-    """What the system says of a file: sizes in bytes, times in nanoseconds, `mode` and `owner` as `os.stat_result`."""
+    """A file's status from the system: sizes in bytes, times in nanoseconds, `mode` and `owner` as `os.stat_result`."""
 
     device: int
     inode: int

@@ -1,4 +1,4 @@
-"""What a loader fetched over the network in some time, and how: `NetworkUse`."""
+"""`NetworkUse`: counts of a loader's fetches over the network in some time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _STATES = ("url", "in_flight", "allowed", "dataset_bytes", "room_bytes", "nodes"
 
 @dataclass(frozen=True)
 class NetworkUse:
-    """How much of one dataset this process fetched in some time; all counts are zero for a file of this machine.
+    """Counts of this process's fetches of one dataset in some time; all zero for a file of this machine.
 
     `+` and `-` add and subtract the counts; the result keeps the left side's other values.
     """

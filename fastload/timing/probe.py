@@ -1,4 +1,4 @@
-"""How a `FastLoader` reports what it does: by batch to a `Meter` (`Probe`), as totals (`LoaderStats`), to profilers.
+"""Reports of a `FastLoader`: by batch to a `Meter` (`Probe`), as totals (`LoaderStats`), as ranges to profilers.
 
 Ranges of profilers are named `fastload.wait`, `fastload.read`, `fastload.copy`, ...
 

@@ -24,7 +24,7 @@ _PROBES = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
 
 @dataclass(frozen=True)
 class Coordinates:
-    """How a field holds coordinates in the image.
+    """The form in which a field holds coordinates in the image.
 
     Attributes:
         kind: "points": (B, 2 P) or (B, ..., 2) as x, y; "xyv": (B, ..., K, 3) as x, y and a visibility, of which 0

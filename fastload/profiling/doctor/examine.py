@@ -91,7 +91,7 @@ def examine(
 
 
 class Recording:
-    """What is recorded of a job within a `with` block: the events of its loaders, its waits, the machine's counters."""
+    """Records a job within a `with` block: the events of its loaders, its waits, the machine's counters."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fastload-doctor-"))  # for the events; removed at the end

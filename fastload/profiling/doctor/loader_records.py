@@ -189,13 +189,13 @@ class LoaderRecord:
 
     @property
     def network(self) -> NetworkUse | None:
-        """What came over the network for it; None: its data are on this machine, or it does not say."""
+        """Its use of the network; None: its data are on this machine, or it does not say."""
         came = [one for one in self.networks if one is not None]
         return functools.reduce(operator.add, reversed(came)) if came else None
 
     @property
     def inner_per_batch(self) -> float:
-        """How many batches of the DataLoader within it are one of its own; 1.0 unless it cuts them anew."""
+        """Batches of the DataLoader within it per batch of its own; 1.0 unless it regroups them."""
         inner = self.inner / max(1, self.num_nexts)
         return inner if inner and not 0.8 < inner < 1.25 else 1.0
 

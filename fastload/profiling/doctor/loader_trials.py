@@ -41,7 +41,7 @@ _PAGE = 4096  # bytes
 
 @dataclass(frozen=True)
 class ImagesSeen:
-    """What a loader makes of its images.
+    """The batches that a loader makes of its images.
 
     Attributes:
         batch: shape (B, C, H, W) of its batches; the last two may be the first two of others: (B, H, W, C).

@@ -1,4 +1,4 @@
-"""What a script's time went into: its loops over loaders, and what it did before, between and after them."""
+"""Divides a script's time among its loops over loaders, and its work before, between and after them."""
 
 from __future__ import annotations
 

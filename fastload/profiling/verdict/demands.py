@@ -26,7 +26,7 @@ MAKING_STAGES = STAGES[:-1]
 """The stages of making a batch before its copy to the device, in order."""
 
 BY_FASTLOAD = ("reading", "decoding", "collate", "hand-over", "lock contention")
-"""What batches no longer cost when the images are packed and loaded by FastLoader."""
+"""The stages of making a batch that cost nothing when images are packed and loaded by FastLoader."""
 
 PACKED = ("reading", "decoding", "collate", "lock contention")
 """Causes whose cure is to pack the images and to load them by FastLoader."""
@@ -140,7 +140,7 @@ class Demands:
 
 @dataclass(frozen=True)
 class Costs:
-    """What batches and steps cost, made from `Demands` by `costs_of`; means are per batch or per step, in seconds."""
+    """The costs of batches and steps, made from `Demands` by `costs_of`; means per batch or per step, in seconds."""
 
     # Time to make each batch by stage, as it was measured. `lock contention` and `a slow sample now and then` are
     # entries of their own, taken out of the stages in which they happen
@@ -219,7 +219,7 @@ class Costs:
     def around_s(self, demands: Demands) -> float:
         """Returns the time that a loader around the replaced one spends on each batch in the loop's process.
 
-        It reads a worker's batch before the loop does, and lets go of it.
+        It reads a worker's batch before the loop does, and releases it.
         """
         worker = self._worker(demands)
         return max(0.0, demands.usual_receive_s - worker.receive_s - worker.mapping_s) if demands.wrapped else 0.0

@@ -40,7 +40,7 @@ _CLOSE, _FEW_WAITS, _LITTLE, _SCALES, _HALVINGS = 0.01, 0.02, 0.3, (0.5, 2.5), 1
 
 @dataclass(frozen=True)
 class Contention:
-    """How much longer a step takes while workers use CPUs."""
+    """The slowdown of a step while workers use CPUs."""
 
     # 0: threads share CPUs in proportion; 1: a step's threads wait for the thread on the CPU with most threads
     uneven: float = 0.0
@@ -284,7 +284,7 @@ def own_time(
 
 @dataclass(frozen=True)
 class WorkerCosts:
-    """What it takes to have batches made in another process, as `DataLoader` does, in seconds."""
+    """The cost of making batches in another process, as `DataLoader` does, in seconds."""
 
     batch: Work  # of the worker, to hand a batch over
     receive_s: float = 0.0  # of the loop, to take it over
@@ -300,7 +300,7 @@ class WorkerCosts:
 
 @dataclass(frozen=True)
 class FormatCosts:
-    """What the operations of a step on the CPUs cost, by the memory format of the images, in seconds."""
+    """The cost of a step's operations on the CPUs, by the memory format of the images, in seconds."""
 
     contiguous_s: float
     channels_last_s: float
@@ -311,7 +311,7 @@ class FormatCosts:
 
 @dataclass(frozen=True)
 class FastLoaderCosts:
-    """What a `FastLoader` would cost, in seconds."""
+    """The cost of a `FastLoader` in place of the loader, in seconds."""
 
     batch: Work  # to make one, with the machine for itself
     # How many times as long a step takes beside it, CPUs shared in proportion left out; less than 1: the loop's steps

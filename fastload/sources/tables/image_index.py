@@ -257,7 +257,7 @@ def _bare_loosely(base: str) -> str:
 
 _EXACTLY = (_whole, _bare)
 _LOOSELY = (_whole_loosely, _bare_loosely)
-"""How names of files and cells are compared: the second in each may lack the suffix."""
+"""Functions by which names of files and cells are compared: by the second of each, names may lack the suffix."""
 
 
 def _stem(name: str) -> str:

@@ -132,7 +132,7 @@ class FusedPass:
 
     @cached_property
     def _views(self) -> dict[tuple[int, int, int], list[_View]]:
-        """How the tables lie, by the samples asked for; made once for each."""
+        """Views of the tables, by the samples asked for; made once for each."""
         return {}
 
     @cached_property
@@ -168,7 +168,7 @@ class FusedPass:
 
 
 class DrawnPass(NamedTuple):
-    """What a pass drew for the samples of a batch."""
+    """A pass's random numbers for the samples of a batch."""
 
     placement: Placement
     resized: bool  # whether any image may change its size

@@ -151,7 +151,7 @@ class _Alone(NamedTuple):
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the passes of a pipeline drew for B samples, or for B samples in each of several uses."""
+    """The random numbers of a pipeline's passes for B samples, or for B samples in each of several uses."""
 
     passes: list[tuple[Placement, bool]]  # of each pass: its placement, and whether any image may change its size
     samples: int  # B

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="import,untyped-decorator,no-untyped-def,assignment,misc,var-annotated"
 # ruff: noqa: ANN001, ANN201, ANN202, RUF005  # all is a `tl.tensor`, a tuple of them or None; Triton knows no (*a, b)
-"""How `triton_kernels.py` loads, keeps and stores the pixels of a tile, and the kernel of `gpu.gather_rows`.
+"""Loads, keeps and stores the pixels of a tile for `triton_kernels.py`; and the kernel of `gpu.gather_rows`.
 
 A thread makes up to 7 pixels of a row: 4 neighbours, 2 neighbours and one, as the bits of that number say, so that 32
-threads fit rows of any multiple of 32, and values of neighbours are stored together. What each thread has for its 4, 2
-or 1 neighbours is a block. A tuple holds the blocks of all channels, channel after channel.
+threads fit rows of any multiple of 32, and values of neighbours are stored together. A thread's values for its 4, 2 or
+1 neighbours are a block. A tuple holds the blocks of all channels, channel after channel.
 """
 
 from __future__ import annotations

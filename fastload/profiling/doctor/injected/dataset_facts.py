@@ -1,4 +1,4 @@
-"""What a dataset says of itself: the folder of its files, and its transforms, as one would type them again."""
+"""Reads a dataset's own facts: the folder of its files, and its transforms, as one would type them again."""
 
 from __future__ import annotations
 
