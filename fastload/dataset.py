@@ -631,7 +631,7 @@ def _is_one_number(file: PackedFile, name: str) -> bool:
 
 
 def positions_of(where: str, rows: Any) -> NDArray[np.int64]:
-    """Returns positions as int64 (N,). Raises OptionError, naming where they were given, if they are none."""
+    """Returns positions as int64 (N,). Raises OptionError, naming `where` they were given, if they are invalid."""
     chosen = np.asarray(rows)
     if chosen.dtype.kind == "b":
         raise OptionError(

@@ -119,7 +119,7 @@ class ReplacedError(RemoteError, FileChangedError):
 
 
 class ObjectExistsError(RemoteError, FileExistsError):
-    """There is an object of that name already, and it was to be written only if there is none."""
+    """There is an object of that name already, and writing was allowed only if there was none."""
 
 
 class ForkError(FastloadError, RuntimeError):

@@ -328,7 +328,7 @@ def _survey(source: Path, output: Path, overwrite: bool, *, named: bool, **optio
 
 
 def print_packed(report: PackReport, *, overwrite: bool) -> None:
-    """Prints what is in the new file, and how it was made."""
+    """Prints the new file's contents, and how it was made."""
     size, pixels = format_bytes(report.file_bytes), report.pixel_bytes
     others = [f"{count:,} {name}" for name, count in report.encodings.items() if count and name != "raw"]
     stored = []

@@ -28,7 +28,7 @@ with -1. `keypoints` float32 (N, M, K, 3) of the boxes are x, y and visibility (
 `flip_pairs` (K numbers: the point that each becomes in a mirrored image), as far as they are known.
 
 **Texts** have the fixed length of the longest, as in `key`; row i has the first `num_captions[i]` of `caption[i]`,
-what is behind them is empty, and a text ends in no zero byte. Texts of varying length would be objects on HDF5's heap,
+the rest is empty, and no text ends in a zero byte. Texts of varying length would be objects on HDF5's heap,
 which readers refuse, or bytes with offsets, which other tools show as bytes and older releases refuse. Measured on
 texts like COCO's (5 to 7 an image of 52 bytes, the longest of 250): 6.5 times their own bytes, about 1 % of a file of
 224 px images; 256 rows are read in 0.67 ms, through offsets in 0.94. Where a few long ones would take many times what

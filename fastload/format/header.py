@@ -1,6 +1,6 @@
 """Reads and checks the header of a packed file, or of any HDF5 file, without its pixels.
 
-Start with `read_header`, which returns a `PackedFile` of `Field`s; `valid` has the checks of what the file says.
+Start with `read_header`, which returns a `PackedFile` of `Field`s; `valid` has the checks of a file's attributes.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def read_header(path: str | Path) -> PackedFile:
     """
     path = Path(path)
     with open_hdf5(path) as file:
-        # Of what is open: the path may lead to another file by now.
+        # Of the open file: the path may lead to another one by now.
         is_real = file.driver == "sec2"
         identity = FileIdentity.of(os.stat(file.id.get_vfd_handle() if is_real else path))
         if "fastload_index" in file.attrs:

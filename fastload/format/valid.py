@@ -132,7 +132,7 @@ def check_masks(path: Path, masks: h5py.Dataset) -> None:
 def check_stored(path: Path, name: str, item: h5py.Dataset, file_bytes: int, *, pixels: bool) -> None:
     """Raises FormatError for a dataset that is cut off, or cannot come from as few bytes as the file has for it.
 
-    What is computed from the number of rows, and memory for them, is then in proportion to the file.
+    Work and memory by the number of rows are then in proportion to the file.
     """
     num_bytes = math.prod(map(int, item.shape)) * item.dtype.itemsize
     created = item.id.get_create_plist()

@@ -95,7 +95,7 @@ def deep_gray(image: Image.Image) -> NDArray[np.uint16]:
 
 
 def tile_of(image: Image.Image) -> tuple[str, int, tuple[Any, ...]]:
-    """Returns the codec, the first byte and the arguments, rawmode first, of what Pillow will decode; empty if none."""
+    """Returns codec, first byte and arguments (rawmode first) of the tile that Pillow will decode; empty if none."""
     if not isinstance(image, ImageFile.ImageFile) or not image.tile:
         return "", 0, ("",)
     codec, _, begin, args = image.tile[0]  # a plain tuple before Pillow 11

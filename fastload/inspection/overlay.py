@@ -149,7 +149,7 @@ def _bare_classes(file: PackedFile) -> list[int]:
     """Returns the mask values that are not drawn: the ignored index, and the background."""
     field = file.fields["masks"]
     ignored = field.attrs.get("ignore_index")
-    # Without names, or with names that are the values of the source's masks, 0 is what is not marked.
+    # Without names, or with names that are the values of the source's masks, 0 means not marked.
     unmarked = ("background", "__background__", "bg", "unlabeled", "unlabelled", "0")
     background = [i for i, name in enumerate(field.names or ("0",)) if name.lower() in unmarked]
     return [*background, *([int(ignored)] if isinstance(ignored, int) and 0 <= ignored < 65536 else [])]

@@ -146,7 +146,7 @@ class EpochCursor:
         )
 
     def checked(self, state: object) -> PlanState:
-        """Returns a user's state. Raises StateError if it is none, or of other data or another order."""
+        """Returns a user's state. Raises StateError if it is invalid, or of other data or another order."""
         if not isinstance(state, Mapping):
             raise StateError(f"load_state_dict() takes a dict of state_dict(), got {type(state).__name__}.")
         loaded = state_from_dict(dict(state))

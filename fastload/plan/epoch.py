@@ -66,14 +66,14 @@ class PlannedBatch(NamedTuple):
 
     Attributes:
         rows: int64, (B,), rows of the file, in the order of the batch. B is the batch size; with ends "exact" the last
-            batch of an epoch has what is left, at least one row.
+            batch of an epoch has the remaining rows, at least one.
         valid: bool, (B,), False for a repeat that is only there to fill the batch, and must not count.
         global_valid: rows that count in this step, over all ranks.
         step: number of the step within the epoch, from 0, finished segments included.
         damaged: valid rows that were planned, and replaced because they are damaged; see `without`.
         times: int64, (B,), a number for each of the times that a row comes in an epoch, 0 for the first (or, where rows
             are drawn, the position in the epoch), so that random transforms draw anew; None: each comes once.
-        spare: int64, (S,), other rows that may take the place of damaged ones, of a batch that is short; None: none.
+        spare: int64, (S,), other rows that may replace damaged ones of a short batch; None: none.
     """
 
     rows: NDArray[np.int64]
@@ -452,7 +452,7 @@ class EpochPlan:
         return merged((*self.segments, Segment(self.world_size, self.batch_size, steps)))
 
     def _share(self, rank: int) -> range:
-        """Returns the positions that one rank shares of the sequence of what is left, those it has read included."""
+        """Returns one rank's positions in the sequence of the remaining rows, including rows that it has read."""
         units = rank_share(self._num_left, rank=rank, world_size=self.world_size)
         return range(units.start * self.unit, units.stop * self.unit)
 
@@ -488,7 +488,7 @@ class EpochPlan:
         return blockwise(sequence_positions, positions)
 
     def _elastic_batches(self, rank: int, start_step: int, stop_step: int) -> Iterator[PlannedBatch]:
-        """Yields batches of elastic shares: of each step the rank's part, in the last one of what is left."""
+        """Yields batches of elastic shares: the rank's part of each step, in the last step of the remaining rows."""
         batch_size, taken, done = self.batch_size, self.world_size * self.batch_size, self._elastic_done
         drawn = is_drawing(self.resolved_shuffle) and self.resolved_shuffle.repeats
         left, step = self.num_positions - done, start_step

@@ -71,7 +71,7 @@ def resolve_shuffle(shuffle: Shuffle, file_shuffled: bool) -> ResolvedShuffle:
         file_shuffled: whether the packer shuffled the file's rows.
 
     Raises:
-        OptionError: shuffle is none of the accepted values, which the message lists.
+        OptionError: shuffle is not one of the accepted values, which the message lists.
     """
     # `is`, since 1 == True and 0 == False, and a 0 meant as a window would silently switch shuffling off.
     if isinstance(shuffle, (ChunkWindow, Weighted, ClassBatches)) or shuffle is False:

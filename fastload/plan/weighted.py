@@ -111,7 +111,7 @@ class Weighted:
             power: 0 or more.
 
         Raises:
-            OptionError: an argument is invalid; (later) the dataset has no such field, or it is none of classes.
+            OptionError: an argument is invalid; (later) the dataset has no such field, or it holds no classes.
         """
         given: object = power
         if isinstance(given, bool) or not isinstance(given, numbers.Real) or not 0 <= power < math.inf:

@@ -1,4 +1,4 @@
-"""Decides where a loader's rows are cached, from how much memory is free, and warns of what that does to their order.
+"""Decides where a loader's rows are cached, by the free memory, and warns of the effect on their order.
 
 "device" caches all rows where they fit; with several ranks, where they do not, each rank's fixed share. "host" caches
 all rows. "auto" takes the first of device, host and nowhere that has ample room, always for all rows, so that it never
@@ -157,7 +157,7 @@ def _must_share(rows: str, whole: int, part: int, backend: Backend, share: Share
 
 
 def warn_of_fixed_pieces(plan: EpochPlan, share: Share, nodes: Nodes | None, *, file_shuffled: bool) -> None:
-    """Warns, on rank 0, of what fixed pieces do to the order: shares in a cache, or else the rows of nodes."""
+    """Warns, on rank 0, of the effect of fixed pieces on the order: shares in a cache, or else the rows of nodes."""
     if not plan.fixed_pieces or plan.shuffle is False or share.rank != 0:
         return
     if nodes is None:

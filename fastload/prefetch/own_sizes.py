@@ -144,7 +144,7 @@ class OwnSizeRows:
         else:
             sizes = [[height, width]] * len(rows)
         ends = np.cumsum([0, *(math.prod(size) * channels * dtype.itemsize for size in sizes)]).tolist()
-        # What is padded, or sent away, leaves the memory again before the thread comes to its next batch.
+        # Images that were padded, or sent away, leave the memory before the thread begins its next batch.
         leaves = self._options.backend is None and self._options.in_threads and self._options.form.kind == "pad"
         memory = self._memory.room(ends[-1]) if leaves else np.empty(ends[-1], np.uint8)
         parts = (memory[begin:end] for begin, end in itertools.pairwise(ends))
@@ -250,7 +250,7 @@ def handed_over(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the fields of a batch as its user gets them, and facts: "sizes" and, of padded ones, "pixel_mask".
 
-    `kept`: the batch is used again, so what is returned is no memory of it.
+    `kept`: the batch is used again, so the result shares no memory with it.
     """
     form, augmentation, result = options.form, options.augmentation, dict(fields)
     sizes = result.pop("sizes", None)

@@ -20,4 +20,4 @@ def _let_signals_through(_: object) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-util.register_after_fork(_let_signals_through, _let_signals_through)  # runs when a process knows what it is to do
+util.register_after_fork(_let_signals_through, _let_signals_through)  # runs when a process has received its task

@@ -189,7 +189,7 @@ class Resolved:
 
     @property
     def own_sizes(self) -> bool:
-        """Whether images keep sizes of their own; what is left to do when a batch is handed over, `own_sizes` does."""
+        """Whether images keep sizes of their own; `own_sizes` then does the rest when a batch is handed over."""
         return self.form.kind != "stack"
 
     @property

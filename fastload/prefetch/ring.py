@@ -134,7 +134,7 @@ class Ring:
         return self.free.popleft() if self.free else None
 
     def give_back(self, slot: Slot) -> None:
-        """Returns a slot that nobody refers to any more, but for arrays of `lend` that were not handed over."""
+        """Returns a slot that nobody refers to, except by arrays of `lend` that were not handed over."""
         slot.loan = None  # the end of those arrays means nothing
         # The most recently used first, since its memory is the most likely to be in a cache: up to 1.4 times the
         # images/s of taking the slots in turn (218x178x3, batch 256; it varied with the machine).

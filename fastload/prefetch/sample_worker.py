@@ -57,7 +57,7 @@ class BatchRequest(NamedTuple):
 
 
 def control_bytes(slots: int, batch_size: int) -> int:
-    """Returns the bytes of the memory that says what is wanted and what is being made; see `Filler`."""
+    """Returns the size in bytes of the shared memory with wanted requests and samples in progress; see `Filler`."""
     return 8 * (2 + slots * (1 + 2 * batch_size))
 
 

@@ -327,7 +327,7 @@ class ThreadStream(BatchStream):
     def close(self) -> None:
         """Takes back every slot that is not lent.
 
-        Returns when no thread writes for this stream any more, or none is waited for, since it hangs: then its slots
+        Returns when no thread writes for this stream any longer, or without waiting for one that hangs: then its slots
         are not used again, and stay its own.
         """
         self._closed = True

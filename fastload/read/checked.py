@@ -246,7 +246,7 @@ class ShardedSamples(CheckedSamples):
         self.names = tuple(name for name in PIXEL_FIELDS if name in file.fields)
         self._shards, self._sources, self._ragged = file.shards, {}, {}
         self._local = threading.local()
-        self._reader: ShardedReader | None = None  # holds what is fetched; None: nothing is
+        self._reader: ShardedReader | None = None  # keeps fetched chunks; None: nothing is fetched
         if file.remote is not None:
             from fastload.read.sharded import ShardedReader  # imports what files of this machine do not need
 
@@ -262,7 +262,7 @@ class ShardedSamples(CheckedSamples):
     def _opened(self, number: int, there: NDArray[np.int64] | None = None) -> Iterator[CheckedSamples]:
         """Yields the reader of a shard; of one behind a URL, these rows can be read within, None: only columns.
 
-        ImageError, the reason only: the rows cannot be fetched, since what comes is not what was packed.
+        ImageError, the reason only: the rows cannot be fetched, since fetched bytes differ from what was packed.
         """
         with ExitStack() as held:
             if self._reader is not None:
@@ -332,7 +332,7 @@ class ShardedSamples(CheckedSamples):
         return self.file.identity
 
     def close(self) -> None:
-        """Ends the holding of what was fetched; the readers of shards stay open until `close_readers`."""
+        """Releases fetched chunks; the readers of shards stay open until `close_readers`."""
         if self._reader is not None:
             self._reader.close()
 

@@ -25,7 +25,7 @@ from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_hea
 from fastload.system import syscalls
 from fastload.system.text import text_of
 
-# How long a writer who was held off has for what it is about to do, before rows are copied without a lease.
+# Time that a held-off writer has for its change, before rows are copied without a lease.
 _LET_IN_S = 0.1
 
 Result = TypeVar("Result")
@@ -196,7 +196,7 @@ def is_unchanged(file: PackedFile, now: FileIdentity, fd: int = -1) -> bool:
 
 def _has_header(file: PackedFile, now: FileIdentity, fd: int) -> bool:
     """Whether the path leads to a file of that identity with the header that was read, or the descriptor does."""
-    # By its descriptor, as the file may have no name any more: another one got it, which is no change of this one.
+    # By its descriptor, as the file may have lost its name: another file got it, which is no change of this one.
     path = Path(f"/proc/self/fd/{fd}") if fd >= 0 and sys.platform == "linux" else file.path
     try:
         if FileIdentity.of(os.stat(path)) != now:

@@ -213,7 +213,7 @@ class RowReader:
     def check_before(self) -> FileIdentity:
         """Returns the identity of the file, for `check_still`; before a mapping is touched it is looked at first.
 
-        Touching a mapping of a truncated file kills the process. What is read otherwise is looked at only afterwards.
+        Touching a mapping of a truncated file kills the process. Data read by calls are checked only afterwards.
         """
         return self.check_identity() if self._is_mapped else self._identity
 

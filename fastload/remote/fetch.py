@@ -394,7 +394,7 @@ class ChunkFetcher:
                 locks.unlock(chunk)  # two processes may want to fetch it, and each hinder the other
             elif not fetch:
                 raise AbsentError
-            if self._cached.is_lost({}):  # others fetch it into what is made anew
+            if self._cached.is_lost({}):  # others fetch it into a new copy
                 raise CacheLostError(self._cached.folder)
             time.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -524,7 +524,7 @@ class ChunkFetcher:
             yield
 
     def leave(self) -> None:
-        """Ends what is under way, as another fetcher takes this one's place; whoever waits gets CacheLostError.
+        """Ends fetches in progress, as another fetcher replaces this one; waiting threads get CacheLostError.
 
         What threads hold they keep until they release it.
         """

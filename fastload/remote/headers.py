@@ -85,7 +85,7 @@ def fetch_into_memory(client: Client, key: str, size: int, etag: str | None) -> 
 
 
 def header_problem(memory: int) -> Exception | None:
-    """Returns what is wrong with the header of a packed file or index in memory; None: it fits its digest."""
+    """Returns the problem with the header of a packed file or index in memory; None: it fits its digest."""
     path = Path(f"/proc/self/fd/{memory}")
     try:
         file = read_header(path)

@@ -24,7 +24,7 @@ from fastload.remote.paths import ObjectPath, remote_in_force
 HELD_BYTES = 64 * 2**20
 """Bytes that are fetched ahead in a process; more are when a single range is larger."""
 
-_KEPT = 64  # announcements; what is in earlier ones and was not read, as of a task that another worker took, is dropped
+_KEPT = 64  # announcements; unread ranges of earlier ones, as of a task that another worker took, are dropped
 _TOUCHED = 8  # ranges that were read, and stay: a zip reads a member's header and then its bytes
 
 

@@ -27,7 +27,7 @@ class RandomApply(ColourTransform):
         p: probability, 0 to 1.
 
     Raises:
-        OptionError: p is not within [0, 1]; there is no transform, or one that is none of colours.
+        OptionError: p is not within [0, 1]; there is no transform, or one that is no colour transform.
     """
 
     def __init__(self, transforms: Sequence[ColourTransform], p: float = 0.5) -> None:

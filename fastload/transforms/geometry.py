@@ -162,7 +162,7 @@ class RandomCrop(PlacedTransform):
         size: of the window in pixels, (height, width); one number for a square.
         padding: pixels added before cropping: one number for all sides, (left and right, top and bottom), or
             (left, top, right, bottom).
-        pad_if_needed: whether an image that is smaller than the window is padded, on both sides by what is missing.
+        pad_if_needed: whether an image that is smaller than the window is padded, on both sides by the difference.
         fill: value of constant padding in the images' own units (0 to 255 for uint8): one number, or one per channel.
         padding_mode: "constant", "edge" (repeats the last pixel), "reflect" (mirrors without repeating it) or
             "symmetric" (mirrors and repeats it).

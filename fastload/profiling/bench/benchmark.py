@@ -104,7 +104,7 @@ class BenchResult:
         return facts
 
     def _others(self, figure: Spread | float | None) -> str:
-        """Returns what is to be said of other programs behind a figure."""
+        """Returns the note on other programs for the end of a figure's line."""
         text = others_text(figure.get("others_cpus") if isinstance(figure, dict) else figure, self.cpus)
         return text and f"; {text}"
 

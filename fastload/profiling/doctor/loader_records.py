@@ -216,7 +216,7 @@ class LoaderRecord:
 
 
 class Records:
-    """A job's processes, and the loaders that they iterated: read again and again, only what is new each time.
+    """A job's processes, and the loaders that they iterated: read repeatedly, each time only new events.
 
     The job may still run: lines that are incomplete or cannot be parsed are left out.
     """

@@ -91,7 +91,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class DataTraits:
-    """Properties of the data that decide what is worth trying, and how it is timed."""
+    """Properties of the data that decide which values are worth trying, and how they are timed."""
 
     processes: bool  # whether samples need Python code, which processes run
     linear: bool  # whether each row can be read by itself, so that no chunk has to be read or decoded as a whole

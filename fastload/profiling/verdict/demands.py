@@ -93,7 +93,7 @@ class Demands:
 
     @cached_property
     def startups_s(self) -> tuple[float, ...]:
-        """For each epoch, what its first batch took beyond a usual one, and its end; empty if there are no workers."""
+        """For each epoch, the time of its first batch beyond a usual one, plus its end's; empty without workers."""
         if not self.workers:
             return ()
         if self.starts_s:
@@ -247,7 +247,7 @@ class Costs:
         """Returns the loop whose batches are handed over as one tensor each, at such costs in a trial.
 
         Where a trial with as many tensors as now says what these cost, that in the script becomes less, or more, in
-        proportion. It does not where either side takes far longer there: what is handed over is pickled then.
+        proportion. It does not where either side takes far longer there: then batches are pickled.
         """
         model, without, now_s = self.model, self.without("hand-over"), self.stages["hand-over"].total_s
         several, receive_s = demands.by_a_worker, 0.0 if demands.wrapped else demands.usual_receive_s

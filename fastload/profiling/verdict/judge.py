@@ -54,7 +54,7 @@ _MUCH = 0.4
 _TRIED = 1.2
 
 # Workers that a dataset may have whose code mostly waits, and the part of a batch's time that is `mostly`. If workers
-# bring less than a part of what they would, had each the wait to itself, they share what they wait for.
+# gain less than a part of what each would gain by waiting alone, they share the cause of the wait.
 _MOST_WAITING, _MOSTLY, _PART_GAINED = 16, 0.6, 0.3
 
 # If all changes together gain this much, something other than compute binds, although no change alone is worth making.

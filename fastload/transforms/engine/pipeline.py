@@ -63,8 +63,8 @@ def check_pipeline(
         done: how many transforms have run when an image has that shape: the size head.
 
     Raises:
-        OptionError: a transform that is none, does not fit the images or stands after Normalize; one that moves pixels
-            where a field holds coordinates that cannot follow, or that cannot move the masks.
+        OptionError: a transform is invalid, does not fit the images or stands after Normalize; it moves pixels where a
+            field holds coordinates that cannot follow; or it cannot move the masks.
     """
     refuse_torchvision(transforms)
     if not isinstance(transforms, Sequence):

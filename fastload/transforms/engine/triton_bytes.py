@@ -34,7 +34,7 @@ def pixels(THREADS: tl.constexpr, PIXELS: tl.constexpr):
 
 @triton.jit
 def grouped(parts, PIXELS: tl.constexpr):
-    """Returns blocks of what each thread has for its pixels, in the order of `parted`."""
+    """Returns blocks of each thread's values for its pixels, in the order of `parted`."""
     found = ()
     if PIXELS & 4:
         found = found + (tl.join(tl.join(parts[0], parts[2]), tl.join(parts[1], parts[3])),)

@@ -79,7 +79,7 @@ def place_of(frame: Any) -> tuple[str, str, str]:
 
 
 def _name_of_frame(frame: Any) -> str:
-    """Returns the name of what a library's frame does; "" if it only calls others."""
+    """Returns the name of the work that a library's frame does; "" if it only calls others."""
     code = frame.f_code
     if code.co_name in _PASSES_ON:
         return ""

@@ -168,7 +168,7 @@ class LoaderState:
             StepRecorder.begin(self.id, [one for one in _parts(batch) if hasattr(one, "shape")])
 
     def told(self, now: float) -> str:
-        """Returns what is known of a batch beyond its times as a member of its event; "" for most loaders.
+        """Returns facts of a batch beyond its times, as a member of its event; "" for most loaders.
 
         A FastLoader reports its own figures; of a loader around another one, it is how many batches it took so far.
         """
