@@ -192,7 +192,7 @@ def check_split(where: str, split: object, known: Collection[str], *, without: s
     Args:
         where: names the file.
         known: names of its splits; "all" alone, or none, where it was packed without splits.
-        without: what the message says of such a file, beside that all rows are read without a split.
+        without: further advice for a file without splits, after the hint that all rows are read without a split.
     """
     if isinstance(split, str) and split in known:
         return

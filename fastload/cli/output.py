@@ -206,7 +206,7 @@ def print_report(
 
     `head` says how many of what were written, `unit` whether the speed is of images or rows, `done` whether chunks left
     by an interrupted call were packed or written; `fields` and `stored` are lines on the fields, encodings and size;
-    `overwrite`: whether the file may be replaced, and so the list beside it.
+    `overwrite`: whether the file, and the list next to it, may be replaced.
     """
     pairs = [splits_pair(report.splits), *fields, *changes(report.converted, report.skipped)]
     if report.warned:

@@ -125,7 +125,7 @@ def texts_of_all_ranks(text: str, share: Share, *, what: str, option: str) -> li
     Each rank calls it at some time, as often as it likes: it returns when all have, and raises ShareError if one is
     late. `option` is what the user gave to be asked.
     """
-    # The same keys for all loaders, since what is there is right.
+    # The same keys for all loaders, since values found there are right.
     store = _within(_default_store(), option)
     agreement = Agreement(store, share, what=what, instead=f"leave out {option}")
     agreement.publish(0, text)

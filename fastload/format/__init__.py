@@ -1,6 +1,6 @@
 """The packed file, format versions 1 and 2: its definition, and the code that reads and writes its headers.
 
-Goes in: arrays and options (writing), a path (reading). Comes out: a file laid out as below without its pixels, or a
+Input: arrays and options (writing), a path (reading). Output: a file laid out as below without its pixels, or a
 `PackedFile` that describes it. Read first: `header` (`read_header`, `PackedFile`, `Field`), `writer` (`create_file`),
 then `ragged` (rows of varying length), `texts`, `codecs` (compression), `digests`. Imports only `errors`, `timing` and
 `system`; no torch.

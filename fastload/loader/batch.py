@@ -141,7 +141,7 @@ def _first_of(parts: list[str]) -> str:
 
 
 class _Context:
-    """The facts and shapes that a pytree keeps beside a batch's fields; they make no difference between two trees."""
+    """The facts and shapes that a pytree keeps with a batch's fields; comparing two trees ignores them."""
 
     def __init__(self, facts: Mapping[str, Any], fields: Iterable[Any] = (), keys: tuple[Any, ...] = ()) -> None:
         self.facts, self.keys = facts, keys

@@ -149,7 +149,7 @@ def pack_images(
         captions: "all": texts of images are packed as `caption`; "none"; or the most bytes of one, such as "512":
             longer ones are cut.
         root: folder that a table's paths are relative to, or that torchvision's data lie in.
-        download: let torchvision fetch into `root` what is not there.
+        download: let torchvision fetch missing files into `root`.
         boxes: form of the boxes in a table or in COCO's files: "xyxy" (two corners; "yxyx": y before x), "xywh" (a
             corner, width and height), "cxcywh" (the middle, width and height); by default what the format says.
         boxes_of: which image boxes, points, polygons and masks were drawn on: "upright", as it is packed; "stored", as

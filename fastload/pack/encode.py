@@ -82,7 +82,7 @@ class Amiss(NamedTuple):
 
 
 Fill = Callable[[NDArray[np.int64], Target, NDArray[Any], NDArray[np.void]], Amiss]
-"""`fill(samples, target, out, headers)`: decodes samples into the rows of out, and returns those amiss by index.
+"""`fill(samples, target, out, headers)`: decodes samples into the rows of out, and returns unusable ones by index.
 
 headers are HEADERS (n,), or empty: a sample whose size differs from its header's is then an error."""
 
@@ -293,7 +293,7 @@ class RowEncoder:
         strict: bool = False,
         begin: Begin = _read_any,
     ) -> None:
-        """Prepares the encoder; strict: also JPEGs that are kept as they are get decoded, to see what is amiss."""
+        """Prepares the encoder; strict: JPEGs that are kept as they are get decoded, too, to find damage."""
         self._strict, self._begin = strict, begin
         self._images = images
         self._read = images.read if isinstance(images, Files) else None

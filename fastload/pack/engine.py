@@ -173,7 +173,7 @@ class PackTasks:
         return last.base + self.survey.dataset_bytes[last.name] if known else IMAGES_OFFSET
 
     def bytes_to_come(self, done: Collection[TaskRecord], pool: PackPool) -> int:
-        """Returns about how many bytes the file and those beside it will need more than they have, at most at once.
+        """Returns about how many more bytes the file and the files next to it will need, at most at once.
 
         Compressed chunks are copied into `OUT.h5.meta` while rows still lie in their streams, as are masks from their
         own file.

@@ -1,4 +1,4 @@
-"""The journal of an unfinished pack, `OUT.h5.journal`: what is being packed, and which rows are written.
+"""The journal of an unfinished pack, `OUT.h5.journal`: its source and options, and which rows are written.
 
 After MAGIC come records, which are only appended: XXH3-64 of the body with the number as seed, number, length (8
 bytes each), and the body. The first says what is packed, with the table of source files; then comes one for each task

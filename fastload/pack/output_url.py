@@ -7,7 +7,7 @@ being packed; when the object is complete in the store, it is removed. A call af
 | --- | --- |
 | `OUT.h5.part`, `.journal`, ... | an unfinished pack, see `engine` |
 | `OUT.h5.lock` | locked by the call that packs |
-| `OUT.h5`, `OUT.h5.packed` | the complete file, and of what it was packed, until it is uploaded |
+| `OUT.h5`, `OUT.h5.packed` | the complete file, and a record of its source, until it is uploaded |
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class PlanFile:
 
         Raises:
             MissingFileError: it is not there.
-            FormatError: it is none, or of another release.
+            FormatError: it is no plan, or of another release.
         """
         with _opened(path) as archive:
             head = json.loads(archive.read(_HEAD))

@@ -299,7 +299,7 @@ def _check_masks_and_coordinates(listing: Listing, options: PackOptions, source:
 
 
 def _mask_dtype(listing: Listing, *, large: bool) -> np.dtype[Any]:
-    """Returns uint8, or uint16 for masks that hold numbers above 255; `large`: headers told of some that do."""
+    """Returns uint8, or uint16 for masks that hold numbers above 255; `large`: headers showed such masks."""
     if (masks := listing.masks) is None:
         return np.dtype(np.uint8)
     known = masks.dtype or (masks.files.dtype if isinstance(masks.files, Arrays) else None)

@@ -329,7 +329,7 @@ class WithoutReplacement(Drawn):
             rows = self.possible[first : first + _SLICE]
             # 52 bits and a half: exact, and neither 0 nor 1.
             uniform = ((numbers_at(self.key, rows) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-            with np.errstate(over="ignore", divide="ignore"):  # weights that are nothing beside the largest: the last
+            with np.errstate(over="ignore", divide="ignore"):  # weights negligible against the largest: the last
                 waits[first : first + _SLICE] = minus_log(uniform) / self.weights[rows]
         return self.possible[np.argsort(waits, kind="stable")[: self.num_positions]] + self.first_row
 

@@ -50,7 +50,7 @@ def slot_fields(
 
 
 class DeviceDecoder:
-    """Fills slots with the fields beside the images, and adds the images as `PlacedImages`. Any thread may call it.
+    """Fills slots with the fields other than images, and adds the images as `PlacedImages`. Any thread may call it.
 
     Args:
         options: of the loader; `decodes_on_device` is set.

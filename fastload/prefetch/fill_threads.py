@@ -89,7 +89,7 @@ class Request:
     group: Group | None = None  # None: not planned yet, or there are no more
     drawn: Any = None
     copied: list[int] = field(default_factory=list)  # bytes that the parts copied into the slot
-    extra: dict[str, Any] = field(default_factory=dict)  # what it holds beside the slot's arrays
+    extra: dict[str, Any] = field(default_factory=dict)  # its values outside the slot's arrays
     texts: dict[str, list[Any]] = field(default_factory=dict)
     works: list[BatchWork] = field(default_factory=list)  # what the parts cost, if that is measured
     error: BaseException | None = None  # came instead

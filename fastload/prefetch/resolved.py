@@ -45,7 +45,7 @@ _MAX_WORKERS = 16
 # Threads that only copy. What they copy for the CPU is used from its caches, and two of them are as fast as its memory.
 _MAX_COPYING = 2
 # For a device they have to keep up with its bus: some 50 GB/s over PCIe 5. Alone on a machine of two CPUs one thread
-# copies 11 (rows of 3 KB) to 15 GB/s (116 KB) from the page cache, beside others less: eight at 6 GB/s fill the bus.
+# copies 11 (rows of 3 KB) to 15 GB/s (116 KB) from the page cache, among others less: eight at 6 GB/s fill the bus.
 _MAX_FEEDING = 8
 # Slots are pinned, which takes them from all other processes: as much as this part of the free memory of a machine, or
 # these bytes if that is more. Larger batches are read by fewer threads, but by these.

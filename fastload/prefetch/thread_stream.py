@@ -203,7 +203,7 @@ class ThreadStream(BatchStream):
         present: turns arrays as filled into arrays as handed over, views or copies; None: they stay as they are.
         tensors: makes tensors of arrays as handed over, in the thread that filled them; None: whoever takes the batch.
         draw: called by the threads after `fill`, for rings with the field WORDS; None: nothing is drawn beforehand.
-        patience: of who waits for a batch; None: it is endless.
+        patience: limit of the wait for a batch; None: no limit.
         replace_damaged: lets a batch with damaged rows be filled without them; None: they are an error.
         texts: reads the texts of a batch that was filled, in the thread that filled it; None: there are none.
     """

@@ -20,7 +20,7 @@ from fastload.prefetch.waiting import WorkerStacks
 from fastload.system.threads import end_with
 
 PRELOADED = "fastload.prefetch.preloaded"
-"""The module that a forkserver imports beside the main program, where nobody has chosen otherwise."""
+"""The module that a forkserver imports with the main program, unless somebody has chosen otherwise."""
 
 WORKER_NAME = "fastload worker"
 """The name of worker processes, by which one that still imports the main program knows itself."""

@@ -201,7 +201,7 @@ class RowReader:
         Where its header is equal all the same, rows that were compared with their digests are compared again. Returns
         its identity.
         """
-        # For every batch: 2 us is little beside its copy. This sees writes and truncation; another file under the same
+        # For every batch: 2 us is little against its copy. This sees writes and truncation; another file under the same
         # name leaves the open one as it was.
         identity = check_open(self.file, self.fd)
         if identity != self._identity:

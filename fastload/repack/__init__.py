@@ -196,8 +196,8 @@ def append_images(
     """Packs more images and appends them to a packed file, split by split, as one file in its place.
 
     They are packed with the options of the file, whose seed shuffles them among themselves; classes may be new ones.
-    The file is written anew and replaced when it is complete, so whoever reads it goes on with what it held. Until
-    then the new part lies beside it, as `.OUT.h5.append-DIGEST`, and the same call continues an interrupted one. Nobody
+    The file is written anew and replaced when it is complete, so that running readers keep the old content. Until then
+    the new part lies next to it, as `.OUT.h5.append-DIGEST`, and the same call continues an interrupted one. Nobody
     else packs to the file meanwhile: another call is a PackError.
 
     Args:
@@ -367,7 +367,7 @@ def _write(
     elif codec != NONE:
         options = replace(options, codec=str(codec), store=EncodingOption("keep") if rows is not None else None)
     else:
-        # Masks are compressed anew if the packer chose to compress them, beside images that it did not compress.
+        # Masks are compressed anew if the packer chose to compress them but not the images.
         fields = [header.fields if header.version is not None else {} for header in headers]
         chosen = all(
             "images" in each and each["images"].offset is not None and "masks" in each and each["masks"].filters

@@ -55,7 +55,7 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     Column `labels`: int64 (N,), index into the sorted names of the classes of all splits; -1 in a split without class
     folders; no such column if no split has class folders. `options.labels` may say which folder is the class: ("top",),
     the outermost below the split, which is the default; ("deepest",), the whole path to the image; ("last",), the
-    folder it lies in; ("none",). With ("names",) it is no folder, but the words beside the number in an image's name:
+    folder it lies in; ("none",). With ("names",) it is no folder, but the words next to the number in an image's name:
     `cat.0.jpg`, `12_great_dane.jpg`.
 
     Raises:
@@ -157,7 +157,7 @@ def _words(draft: Draft, tree: Tree, images: NDArray[np.int64]) -> tuple[list[st
 
 
 def find_images(tree: Tree) -> NDArray[np.int64]:
-    """Returns the positions of the images in a tree, at least one; SourceError says what is there instead."""
+    """Returns the positions of the images in a tree, at least one; else SourceError names the files found."""
     rows = tree.images()
     if len(rows):
         return rows

@@ -321,7 +321,7 @@ class MappedMasks:
     turned: Reader | None = None  # images by whose EXIF orientation masks are turned; None: they are upright
 
     def header(self, i: int) -> ImageHeader:
-        """Returns the header of what `read(i)` returns; ImageError where the shape is not the image's."""
+        """Returns the header of the mask from `read(i)`; ImageError where the shape is not the image's."""
         own = _header(self.masks, i)
         size = (own.width, own.height) if self._orientation(i) > 4 else (own.height, own.width)
         size = size if self.images is None else self._size(i, *size)
@@ -387,7 +387,7 @@ class MappedMasks:
         return np.asarray(found, self.classes.dtype)
 
     def _unknown(self, codes: NDArray[Any], where: NDArray[np.bool_]) -> str:
-        """Returns what is wrong with a mask that holds a value without a class."""
+        """Returns the problem with a mask that holds a value without a class."""
         classes = self.classes
         assert classes is not None, "only called with classes"
         row, column = np.argwhere(where)[0].tolist()

@@ -56,7 +56,7 @@ class Paired:
     """A dataset of images and masks."""
 
     kinds: tuple[MaskKind, ...]  # in the order in which they are preferred
-    absent: str  # what is not there if there are no images, and what to give
+    absent: str  # message where there are no images: what is missing, and what to give
     where: str = "a folder of masks"  # lie
     # Path of an image, with a group `key`; maybe `split`, and `place`, the folder that counts. None: found otherwise.
     image: re.Pattern[str] | None = None

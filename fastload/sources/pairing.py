@@ -59,7 +59,7 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 _MANY = 12  # folders side by side, above which they are classes or sequences, and not kinds of images
 _MOST_GROUPS = 48
-_MOST_ENDS = 8  # groups in one folder, above which beginnings or ends of names tell no kinds of images apart
+_MOST_ENDS = 8  # groups in one folder, above which beginnings or ends of names do not distinguish kinds of images
 _SAMPLED = 24  # names of a group that are looked at
 _AGREE, _AGREE_BY_NAME = 0.75, 0.5  # part of the sampled stems of the smaller group that the other one must have
 _PROBED = 3  # files of a group that are read
@@ -145,7 +145,7 @@ class Match(NamedTuple):
 
     image: Group
     mask: Group
-    image_ends: tuple[str, str]  # beginning and end of the images' stems that are no part of what agrees
+    image_ends: tuple[str, str]  # beginning and end of the images' stems, outside the part that agrees
     mask_ends: tuple[str, str]  # the same of the masks' stems
     files: list[tuple[int, int]]  # positions of some images and their masks
 
@@ -235,7 +235,7 @@ class _Search:
         self.groups = self._groups()
 
     def search(self) -> Pairing:
-        """Returns what is paired."""
+        """Returns the pairs found."""
         if len(self.groups) > 1 and any(map(self._may_be_masks, self.groups)):
             self._pair()
         return self.pairing
@@ -367,7 +367,7 @@ class _Search:
             return False
 
     def _why_views(self, match: Match, *, alone: bool) -> str:
-        """Returns by what two groups with equal names are pairs of photographs; "" if they are none."""
+        """Returns why two groups with equal names are pairs of photographs; "" if they are not."""
         files = _spread(match.files, _COMPARED)
         details = [(self.detail(a), self.detail(b)) for a, b in files]
         known = [(one, other) for one, other in details if one and other]
@@ -598,7 +598,7 @@ def _folder_of(name: str) -> str:
 
 
 def _kinds_of_ends(names: list[str]) -> tuple[tuple[str, str], ...]:
-    """Returns the beginnings or ends that tell apart kinds of files in one folder; () if there is one kind only."""
+    """Returns the beginnings or ends that distinguish kinds of files in one folder; () if there is one kind only."""
     stems = [stem_of(name) for name in names]
     for pattern in (_TAIL, _HEAD):
         ends = [match[0] if (match := pattern.search(stem)) else "" for stem in stems]
@@ -749,7 +749,7 @@ def _alike(pairs: list[tuple[_Detail, _Detail]]) -> bool:
 
 
 def _no_counter(cores: list[str], count: int) -> bool:
-    """Whether names are such as no two folders have by chance: of letters that differ, or of numbers far apart."""
+    """Whether two folders can hardly share such names by chance: letters that differ, or widely spaced numbers."""
     letters = {"".join(filter(str.isalpha, core)) for core in cores}
     sparse = all(map(str.isdecimal, cores)) and max(map(int, cores)) > _SPARSE * count
     return len(cores) > 2 and (2 * len(letters) > len(cores) or sparse)

@@ -72,7 +72,7 @@ _OF_CAMERAS = frozenset(
     "imag frame frames screenshot screen scan scene seq sequence shot page capture snap still clip cam camera webcam "
     "left right front back rear top bottom side wa whatsapp untitled download thumb tile patch crop slice".split()
 )
-"""Words, in lower case, that names of files begin with, and that say how an image came about, not what is on it."""
+"""Words, in lower case, that names of files begin with, and that say how an image came about, not its content."""
 _ABOUT = re.compile(r"(licen[cs]e|readme|copying|credits|attribution|notice)\b", re.IGNORECASE)
 """The beginning of names of files that are about their folder, and say nothing of images."""
 
@@ -90,7 +90,7 @@ _NUMBER_LINE = re.compile(r"[\d\s.,;eE+-]*\d[\d\s.,;eE+-]*")
 class Sign:
     """One thing in a tree that a folder of images would lose or mistake."""
 
-    seen: str  # what there is, and what it looks like, as the end of a sentence
+    seen: str  # the files found, and their likely meaning, as the end of a sentence
     ways: tuple[str, ...] = ()  # commands, or what to do, that would be right
     folders: frozenset[str] = frozenset()  # those whose files it is about, which need no sign of their own
 

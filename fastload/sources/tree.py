@@ -196,7 +196,7 @@ def is_image(name: str) -> bool:
 _OF_SYSTEMS = frozenset(
     "__macosx @eadir #recycle #snapshot $recycle.bin recycler lost+found __pycache__ thumbs.db desktop.ini".split()
 ) | {"system volume information"}
-"""Names, in lower case, of what operating systems, file servers and Python leave among a user's files."""
+"""Names, in lower case, of files that operating systems, file servers and Python leave among a user's files."""
 
 
 def is_hidden(part: str) -> bool:

@@ -247,7 +247,7 @@ def _labels(
     draft: Draft, stems: list[str], classes: tuple[str, ...], marks: dict[tuple[str, str], int],
     objects: dict[str, Annotation] | None,
 ) -> dict[str, Column]:  # fmt: skip
-    """Returns the columns of what classes are in each image: by ImageSets/Main, else by the annotations."""
+    """Returns the columns of the classes in each image: by ImageSets/Main, else by the annotations."""
     if marks:
         draft.notes.append("Labels by ImageSets/Main: 0 there means difficult, which is label 0 and difficult 1.")
     elif objects is not None:

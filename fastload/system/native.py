@@ -106,7 +106,7 @@ def _is_unwanted() -> bool:
 
 
 def described() -> str:
-    """Returns in a few words what is there of it."""
+    """Returns in a few words which parts of it are there."""
     if library() is None:
         return "none: FASTLOAD_NATIVE=0 is set" if _is_unwanted() else "none: installed without a C compiler"
     if decodes_jpeg():

@@ -164,7 +164,7 @@ class Signals:
     """Catches the signals that would end this process, within the `with` block. Main thread only.
 
     A signal to the whole process group (Ctrl-C in a terminal, the end of a job) reaches the command as well; a signal
-    to this process alone does not. A handler is not told which of the two it was. So a witness is asked, a small
+    to this process alone does not. A handler cannot see which of the two it was. So a witness is asked, a small
     process in the same group: a signal that it got too was sent to the group.
 
     Handlers only wake `wait`, whichever thread gets the signal; nothing is interrupted. A signal that is ignored

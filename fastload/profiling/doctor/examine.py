@@ -146,7 +146,7 @@ class Recording:
                 gain = verdict.cures[0].gain if verdict.worth_making else 1.0
                 judged[one] = asked, verdict, seconds / course.total_s, seconds * (1 - 1 / gain)
         chosen = max(judged, key=lambda one: (judged[one][3], one is loader))
-        # What loops would gain that ran beside other programs is not known.
+        # The gain of loops that ran while other programs did is not known.
         is_held = judged[loader][1].cause == OTHER_PROGRAMS
         if is_held or judged[chosen][3] < max(_GOOD_PART * course.total_s, _CLEARLY * judged[loader][3]):
             chosen = loader

@@ -201,7 +201,7 @@ def _transforms(seen: ImagesSeen) -> list[BaseTransform]:
     for one in seen.transforms:
         name = one.partition("(")[0]
         if one_like_it := getattr(transforms, name, None):
-            with suppress(OptionError, TypeError, ValueError, SyntaxError):  # it has to be told more than is known
+            with suppress(OptionError, TypeError, ValueError, SyntaxError):  # it needs arguments that are not known
                 call = ast.parse(one, mode="eval").body
                 assert isinstance(call, ast.Call)
                 arguments = [ast.literal_eval(word) for word in call.args]

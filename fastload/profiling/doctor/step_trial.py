@@ -1,4 +1,4 @@
-"""Plays a script's training step again on this machine's CPUs, to try it beside other work, or in other formats."""
+"""Plays a script's training step again on this machine's CPUs, to try it during other work, or in other formats."""
 
 from __future__ import annotations
 

@@ -208,8 +208,8 @@ class Costs:
         """Returns a step's own time on a FastLoader's batches, which lie in memory that is used again and again.
 
         It is the measured time without mapping new memory for each batch, but at most the time of the step's
-        operations and between them. Steps after which the loop waits, beside workers or after their work, begin with
-        cold caches.
+        operations and between them. Steps after which the loop waits, during workers' work or after it, begin
+        with cold caches.
         """
         own_s = self.model.own_s
         mapping_s = 0.0 if demands.wrapped else self._worker(demands).mapping_s

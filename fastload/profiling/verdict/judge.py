@@ -72,7 +72,7 @@ def judge(demands: Demands) -> Verdict:
     costs = costs_of(demands)
     modelled_s, best_s = _free_step_s(demands, costs, step_s)
     waits = _waits_most(demands, costs) or (costs.waits_for_network and stall_share > _LITTLE)
-    if _is_held(demands, stall_share) and not waits:  # a sleep, or a server, takes as long beside others
+    if _is_held(demands, stall_share) and not waits:  # a sleep, or a server, takes as long while others run
         return _held(demands, costs, step_s, stall_share, best_s)
     remedies = sorted(_remedies(demands, costs, step_s, best_s), key=lambda remedy: remedy.step_s)
     first = _choose(demands, costs, remedies, step_s)
@@ -133,7 +133,7 @@ def _is_held(demands: Demands, stall_share: float) -> bool:
 
 
 def _held(demands: Demands, costs: Costs, step_s: float, stall_share: float, best_s: float) -> Verdict:
-    """Returns the verdict on a loop beside other programs: these first, and no gains."""
+    """Returns the verdict on a loop that ran with other programs: these first, and no gains."""
     sentence = (
         f"other programs hold the machine: they use {demands.others_cpus:.1f} of its {demands.cpus} CPUs, and "
         f"{stall_share:.0%} of the time the step waits for data ({seconds_text(step_s)} a step); "

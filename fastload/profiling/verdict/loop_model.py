@@ -314,8 +314,8 @@ class FastLoaderCosts:
     """The cost of a `FastLoader` in place of the loader, in seconds."""
 
     batch: Work  # to make one, with the machine for itself
-    # How many times as long a step takes beside it, CPUs shared in proportion left out; less than 1: the loop's steps
-    # come after pauses, from which they begin with cold caches, and would come one after another.
+    # How many times as long a step takes while it runs, CPUs shared in proportion left out; less than 1: the loop's
+    # steps follow pauses, from which they begin with cold caches, and would follow one another.
     slows: float = 1.0
     begin_s: float = 0.0  # that the begin of an epoch takes beyond its batches
 

@@ -237,7 +237,7 @@ def _column_of_paths(shards: list[Shard], tree: Tree, root: Path | None = None) 
 
 
 def _images_inside(kind: Any) -> bool:
-    """Whether cells of a type are lists of what may be images."""
+    """Whether cells of a type are lists that may hold images."""
     return is_list(kind) and (holds_bytes(kind.value_type) or _images_inside(kind.value_type))
 
 

@@ -269,7 +269,7 @@ class UnpackedImages:
         return start
 
     def spans(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> FileSpans:
-        """Returns the reader of pieces of what was written. Nothing may be written afterwards."""
+        """Returns the reader of written pieces. Nothing may be written afterwards."""
         return FileSpans(ListedFile.of(self._path, os.fstat(self._fd)), offsets, sizes, self)
 
 
@@ -414,7 +414,7 @@ def values_in(shards: list[Shard], name: str, names: tuple[str, ...] = ()) -> Va
 
 
 def _require_same_classes(shard: Shard, name: str, own: tuple[str, ...], names: tuple[str, ...]) -> None:
-    # For what is not renumbered, such as lists.
+    # For columns that are not renumbered, such as lists.
     if own != names[: len(own)]:
         raise SourceError(
             f"{shard.path}: the classes of column {name!r} are numbered otherwise than in other files: "

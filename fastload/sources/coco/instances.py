@@ -107,7 +107,7 @@ def with_room(keypoints: NDArray[np.float32], most: int) -> NDArray[np.float32]:
 def walk_json(text: str) -> Iterator[tuple[str, int, Any]]:
     """Yields (name, number, element) of the lists in a JSON object, and first (name, -1, None) for each name.
 
-    ValueError says what is not well formed.
+    ValueError names the malformed part.
     """
 
     def skip(at: int, wanted: str) -> tuple[str, int]:
@@ -163,7 +163,7 @@ class Content:
         self._bad: list[tuple[Any, str]] = []
 
     def read(self, data: bytes) -> None:
-        """Adds what a file holds; SourceError says what is wrong with it as a whole."""
+        """Adds a file's content; SourceError says what is wrong with it as a whole."""
         where = self._where
         add = {"images": self.add_image, "annotations": self.add_annotation, "categories": self.add_category}
         seen = set()
@@ -393,7 +393,7 @@ def _is_bone(value: Any, count: int) -> bool:
 
 
 def _whole_ids(value: object) -> str:
-    """Returns why an id is none, as part of a sentence."""
+    """Returns why an id is invalid, as part of a sentence."""
     plain = isinstance(value, str) and value.strip().lstrip("-").isdigit()
     write = f": write {value.strip()} without quotes" if plain and isinstance(value, str) else ""
     return f"ids of images, categories and annotations are whole numbers{write}"

@@ -183,7 +183,7 @@ class PanopticMasks:
     void: int  # the value of pixels in no segment
 
     def header(self, i: int) -> ImageHeader:
-        """Returns size and bits of what `read(i)` returns."""
+        """Returns size and bits of the mask from `read(i)`."""
         found = probe_image(lambda size: self.files.read_head(i, size))
         return header_of_pixels((found.height, found.width), self.values.dtype)
 

@@ -266,7 +266,7 @@ def _refuse_empty_classes(draft: Draft, tree: Tree, parts: list[_Part]) -> None:
 
 
 def _note_counts(draft: Draft, splits: Splits, labels: NDArray[np.int64], num_classes: int) -> None:
-    """Appends notes about the number of images and classes in each split, and about what is missing."""
+    """Appends notes about the number of images and classes in each split, and about missing ones."""
     for i, name in enumerate(splits.names):
         here = labels[splits.index == i]
         lacking = num_classes - len(np.unique(here[here >= 0]))

@@ -156,7 +156,7 @@ class CheckedSpans:
         return self.pieces.read_head(i, size)
 
     def ranges(self, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[Any]:
-        """Returns what is read of an object, as `BucketFiles.ranges`."""
+        """Returns the ranges of an object that are read, as `BucketFiles.ranges`."""
         return (self.pieces if heads else self.records).ranges(indices, heads=heads)
 
     def take(self, indices: NDArray[np.integer[Any]]) -> CheckedSpans:
@@ -164,7 +164,7 @@ class CheckedSpans:
 
 
 def _examples(where: str, shard: ShardFile) -> Iterator[Record]:
-    """Yields the features of each record; SourceError names the file, the record and what is wrong with it."""
+    """Yields the features of each record; SourceError names the file, the record and the problem."""
     at, number = 0, 0
     with shard.reader() as file:
         while at < shard.num_bytes:

@@ -30,7 +30,7 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
 
 _Lookups = dict[Callable[[str], str], tuple[dict[str, int], dict[str, list[int]]]]
 _TABLES: WeakKeyDictionary[Tree, tuple[dict[str, int], _Lookups, str]] = WeakKeyDictionary()
-"""The images of a tree by path, and by what is compared of a name, and its `_top`; for all indexes of the tree."""
+"""The images of a tree by path, and by the compared part of a name, and its `_top`; for all indexes of the tree."""
 
 
 class FoundFiles(NamedTuple):

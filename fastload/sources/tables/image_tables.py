@@ -133,7 +133,7 @@ def _refuse_json(tree: Tree) -> None:
 
 
 def _is_sample(name: str) -> bool:
-    """Whether a table is a sample of what a competition wants, whose labels mean nothing."""
+    """Whether a table is a competition's sample submission, whose labels mean nothing."""
     return re.sub(r"[^a-z]", "", _stem(name)).startswith("samplesub")
 
 

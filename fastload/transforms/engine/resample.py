@@ -3,7 +3,7 @@
 Where `native.c` was compiled, it does so; the code here is for all other installations, with the same levels.
 
 Each sample has a window of its own, so torch's antialiased resize takes them one by one; this is the only loop over
-them. In Python it would ask for the GIL a thousand times a batch, and beside a main thread that runs pure Python it
+them. In Python it would ask for the GIL a thousand times a batch, and next to a main thread that runs pure Python it
 comes back only after the interpreter's switch interval. So the functions of `_PROGRAM` are compiled (`without_gil`).
 
 Copies and arithmetic go in strips so small that torch keeps them in this thread: teams of threads that compete with the

@@ -352,7 +352,7 @@ def _ask(state: LoaderState, following: Callable[[Any], Any], iterator: Any) -> 
 
 
 def training(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `torch.autograd.backward`, by which a loop that trains is told from one that validates."""
+    """Wraps `torch.autograd.backward`, whose calls distinguish a training loop from a validation loop."""
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
