@@ -72,24 +72,23 @@ class PackedDataset(Dataset[Any]):
             (s3://bucket/out.h5, gs://, az://, https://, or another scheme that fsspec knows), see `Remote`.
         split: name of a split; None for all rows.
         fields: names of fields, in the order wanted; None for images, and labels if present; in a file without images
-            all numeric fields, by name, labels last. "row" is the sample's row in the file; "valid" is always True and
-            "pixel_mask" (H, W) True throughout, except in batches of a `FastLoader` (of padded ones).
-        transform: called with the tuple of fields, returns the sample. One of torchvision's v2 gets images, masks,
-            boxes and points as tv_tensors, so that all move alike, and what it returns comes as plain tensors.
+            all numeric fields, by name, labels last. "row" is the sample's row in the file; "valid" is True and
+            "pixel_mask" (H, W) all True, except in (padded) batches of a `FastLoader`.
+        transform: called with the tuple of fields, returns the sample. Transforms of torchvision v2 get images, masks,
+            boxes and points as tv_tensors, so that all move alike; their results are converted to plain tensors.
         decode: where a `FastLoader` with a CUDA device decodes stored JPEGs: "cpu", in its threads, or "device", by
             nvJPEG through torchvision, and cuts them there. Never run on a GPU so far. Samples asked for one by one are
             decoded by the CPU.
-        check: when values are compared with the digests that `fastload pack` wrote, so that bytes that rotted are an
-            error and no sample. "always": each time that a row is read; "first": the first time that this dataset reads
-            it in this process, which a bit for each row remembers; None: never. "auto" is "first", and None for files
-            that fastload did not write, which have no digests. Unless it is None, the file's header is compared at
-            once.
+        check: when values are compared with the digests that `fastload pack` wrote, so that corrupted bytes raise an
+            error. "always": each time that a row is read; "first": the first time that this dataset reads it in this
+            process (it keeps a bit for each row); None: never. "auto" is "first", and None for files that fastload did
+            not write, which have no digests. Unless it is None, the file's header is compared at once.
         remote: where chunks of a URL are cached on this machine, and how they are requested; None: `Remote()`.
 
     Raises:
         MissingFileError, FormatError: the file is missing, cannot be read, or its header is damaged.
-        OptionError: unknown split, field, decoder or check; there is nothing to compare with.
-        DamagedRowError: (while reading) a row is no longer what was packed.
+        OptionError: unknown split, field, decoder or check; the file has no digests to compare with.
+        DamagedRowError: (while reading) a row has changed since it was packed.
     """
 
     def __init__(
@@ -111,8 +110,8 @@ class PackedDataset(Dataset[Any]):
         if given is not None and (isinstance(given, type) or not callable(given)):
             raise OptionError(
                 f"PackedDataset(transform={transform!r}): expected a function that takes the tuple of fields of one "
-                f"sample and returns the sample. Transforms of whole batches, those of fastload.transforms, are given "
-                f"to FastLoader(transform=[...])."
+                f"sample and returns the sample. Pass transforms of whole batches (fastload.transforms) to "
+                f"FastLoader(transform=[...])."
             )
         self._url, self._remote = (str(path), remote or Remote()) if is_url(path) else ("", remote)
         if remote is not None and not self._url:
@@ -148,7 +147,7 @@ class PackedDataset(Dataset[Any]):
         object.__setattr__(self, name, value)
 
     def fix(self) -> None:
-        """Lets no attribute be set from now on, as a loader has read them."""
+        """Forbids setting attributes from now on: a loader has read them."""
         self._in_loader = True
 
     @property
@@ -184,7 +183,7 @@ class PackedDataset(Dataset[Any]):
 
     @property
     def sample_transform(self) -> Transform | None:
-        """What makes a sample of the tuple of fields: `transform`, torchvision's v2 by way of tv_tensors."""
+        """The function from the tuple of fields to a sample: `transform`, in `OnTvTensors` for torchvision v2."""
         transform = self.transform
         refuse_image_transforms(transform)
         if transform is None or "images" not in self.fields or not is_v2(transform):
@@ -192,7 +191,7 @@ class PackedDataset(Dataset[Any]):
         return OnTvTensors(transform, self.fields, self.coordinates())
 
     def coordinates(self) -> dict[str, Coordinates]:
-        """Returns how fields hold boxes and points, as far as the file says it."""
+        """Returns how fields hold boxes and points, where the file says so."""
         known = {}
         for name in self.fields:
             if name in COORDINATE_FIELDS and name in self.file.fields:
@@ -220,16 +219,16 @@ class PackedDataset(Dataset[Any]):
     def only(
         self, classes: Sequence[str | int] | NDArray[Any] | Mapping[str | int, str], *, field: str = "labels"
     ) -> PackedDataset:
-        """Returns a dataset of the samples of some classes, whose labels count these from 0; `classes` has their names.
+        """Returns a dataset of some classes' samples, with labels renumbered from 0; `classes` has the classes' names.
 
         Args:
             classes: names of classes, or their numbers in this dataset, in the order of their new numbers. A mapping
-                gives each a new name, in the order of these, and so merges classes:
+                gives each a new name and numbers the new names in order, which can merge classes:
                 `{"cat": "animal", "dog": "animal"}`.
             field: name of the field of classes, where there are several.
 
         Raises:
-            OptionError: the file has no such field of one class an image; a class is not there, or no sample has it.
+            OptionError: the file has no such field with one class an image; a class is unknown, or no sample has it.
         """
         name = field
         labels = self.class_numbers(name)
@@ -269,11 +268,11 @@ class PackedDataset(Dataset[Any]):
     def class_numbers(self, field: str = "labels") -> NDArray[np.int64]:
         """Returns the class of each sample, int64 (N,), -1 for none, read from a field of classes.
 
-        They are not compared with digests, which are of whole rows, pixels included.
+        They are not compared with digests, which cover whole rows, pixels included.
 
         Raises:
             OptionError: there is no such field, or it does not hold one class a sample.
-            FileChangedError, ReadError: the file cannot be read any more.
+            FileChangedError, ReadError: the file can no longer be read.
         """
         fields = self.file.fields
         if field not in fields or not _is_one_number(self.file, field):
@@ -304,7 +303,7 @@ class PackedDataset(Dataset[Any]):
         return self.file.header_digest
 
     def as_chosen(self, other: PackedDataset) -> PackedDataset:
-        """Returns the samples and fields of this dataset that another one of the same samples has."""
+        """Returns this dataset with the samples, fields and transform of another dataset of the same source."""
         names = ("split", "transform", "fields", "_range", "_selected", "_labels")
         dataset = self._with(**{name: getattr(other, name) for name in names})
         dataset._file = dataset._renumbered(self.file)
@@ -332,7 +331,7 @@ class PackedDataset(Dataset[Any]):
         return dataset
 
     def _begin_checks(self, check: CheckOption) -> None:
-        """Sets `check`; compares the header of the file if that was not done."""
+        """Sets `check`; compares the file's header with its digest unless that was done before."""
         if self._url and (self._remote or Remote()).shared:  # whose cache others may change at any time
             if check is None or self.file.version is None:
                 why = "check=None" if check is None else "a file without digests, which fastload did not write,"
@@ -345,7 +344,7 @@ class PackedDataset(Dataset[Any]):
                     f"compare with. Leave check out, or `fastload repack {typed(self.path)} OUT.h5`."
                 )
             return
-        if self.check is None and check is not None and self.file.shards is None:  # those of shards when they are read
+        if self.check is None and check is not None and self.file.shards is None:  # shards: when read
             self._file = with_digests(self.file)
             self._digests = self._file.digests
         vars(self)["check"] = "first" if check == "auto" else check
@@ -356,7 +355,7 @@ class PackedDataset(Dataset[Any]):
         Raises:
             IndexError: a row is outside the file.
             FileChangedError: the file was written to or truncated.
-            DamagedRowError: a row is no longer what was packed.
+            DamagedRowError: a row has changed since it was packed.
         """
         columns = (
             list(map(as_tensor, column)) if isinstance(column, list) else torch.from_numpy(column)
@@ -367,8 +366,8 @@ class PackedDataset(Dataset[Any]):
     def collate(self, samples: Sequence[Any]) -> Any:
         """Returns samples as a batch, for `DataLoader(dataset, collate_fn=dataset.collate)`.
 
-        As torch's own, but lists of texts (`caption`) stay a list for each sample, as `FastLoader` gives them. Torch
-        would turn rows and columns of these, and fail where samples have different numbers of texts.
+        Like torch's `default_collate`, but texts (`caption`) stay a list for each sample, as in `FastLoader`.
+        Torch would transpose these lists, and fail where samples have different numbers of texts.
 
         Raises:
             OptionError: images or other fields differ in shape.
@@ -384,10 +383,10 @@ class PackedDataset(Dataset[Any]):
     def columns(
         self, rows: NDArray[np.int64], into: Mapping[str, NDArray[Any]] | None = None
     ) -> list[NDArray[Any] | list[Any]]:
-        """Returns the fields of `samples` as arrays (B, ...) with the axes of samples; images (B, C, H, W).
+        """Returns the fields of rows as arrays (B, ...) with the axes of samples; images (B, C, H, W).
 
-        If samples differ in size, a list of their arrays: (C, H, W) each, masks (H, W); texts are lists, too. Fields
-        are gathered into the arrays given by name, as `layout` describes them; others are allocated.
+        If samples differ in size, a field is a list of arrays: (C, H, W) each, masks (H, W); texts are lists, too.
+        Fields are gathered into the arrays in `into`, which `layout` describes; others are allocated.
         """
         arrays = dict(into or {})
         varied = [name for name in self._from_file if self.file.fields[name].varied]
@@ -408,13 +407,13 @@ class PackedDataset(Dataset[Any]):
     def _gathered(
         self, reader: RowReader, rows: NDArray[np.int64], arrays: dict[str, NDArray[Any]], varied: Sequence[str]
     ) -> dict[str, list[Any]]:
-        """Reads rows into arrays, and returns the fields that none holds: those that differ in size, and texts."""
+        """Reads rows into arrays, and returns the fields that arrays cannot hold: texts, and rows of varying size."""
         if not varied and not self.text_fields:
             reader.gather(rows, arrays)
             return {}
 
         def read() -> dict[str, list[Any]]:
-            reader.gather(rows, arrays)  # which compares them
+            reader.gather(rows, arrays)  # which checks their digests
             return {name: reader.decoded(name, rows) for name in varied} | self.texts(reader, rows)
 
         return reader.within(rows, read)
@@ -471,7 +470,7 @@ class PackedDataset(Dataset[Any]):
         if varied := [name for name in self._from_file if self.file.fields[name].varied]:
             raise OptionError(
                 f"{self.file.name}: {' and '.join(varied)} differ in size, so a list of positions makes no batch. "
-                f"Give PackedDataset a transform that makes one size of them, or take "
+                f"Give PackedDataset a transform that brings them to one size, or take "
                 f"FastLoader(transform=[RandomResizedCrop(224)]); `select([...])` gives a dataset of some samples."
             )
         columns = self.columns(self._file_rows(positions))
@@ -551,7 +550,7 @@ class PackedDataset(Dataset[Any]):
 
     def _open(self) -> RowReader:
         if self._reader is None:
-            # Two threads may both open one; that of the slower is closed by garbage collection.
+            # Two threads may both open a reader; garbage collection closes the slower one's.
             chunks = self._window_chunks
             cache_chunks = 2 * (chunks or ChunkWindow().chunks)
             self._reader = self.open_reader(self._read_mode, cache_chunks=cache_chunks, windows=chunks is not None)
@@ -632,7 +631,7 @@ def _is_one_number(file: PackedFile, name: str) -> bool:
 
 
 def positions_of(where: str, rows: Any) -> NDArray[np.int64]:
-    """Returns positions as int64 (N,). Raises OptionError, naming where they were given, if they are none."""
+    """Returns positions as int64 (N,). Raises OptionError, naming `where` they were given, if they are invalid."""
     chosen = np.asarray(rows)
     if chosen.dtype.kind == "b":
         raise OptionError(
@@ -693,7 +692,7 @@ def _are_texts(value: Any) -> bool:
 
 
 class _Uneven:
-    """What a sample is besides, where the samples of its batch differ in shape: `default_collate` then raises `why`.
+    """Base added to a sample's class where its batch's samples differ in shape: `default_collate` raises `why`.
 
     To any other collate_fn it is a tuple, list or dict as ever; its pickle is a plain one.
     """
@@ -762,7 +761,7 @@ _NOT_LOADED = "is none of numbers, one for each image: a group, texts of any len
 
 
 def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str, ...]:
-    # Those that torch has a dtype for.
+    # Fields for which torch has a dtype.
     kinds = {name: (field.dtype.kind, field.dtype.itemsize) for name, field in file.fields.items()}
     numeric = [name for name, (kind, size) in kinds.items() if kind in "biu" or (kind == "f" and size in (2, 4, 8))]
     if fields is None and "labels" in file.left_out:

@@ -119,7 +119,7 @@ class ReplacedError(RemoteError, FileChangedError):
 
 
 class ObjectExistsError(RemoteError, FileExistsError):
-    """There is an object of that name already, and it was to be written only if there is none."""
+    """There is an object of that name already, and writing was allowed only if there was none."""
 
 
 class ForkError(FastloadError, RuntimeError):
@@ -192,7 +192,7 @@ def check_split(where: str, split: object, known: Collection[str], *, without: s
     Args:
         where: names the file.
         known: names of its splits; "all" alone, or none, where it was packed without splits.
-        without: what the message says of such a file, beside that all rows are read without a split.
+        without: further advice for a file without splits, after the hint that all rows are read without a split.
     """
     if isinstance(split, str) and split in known:
         return

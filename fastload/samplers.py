@@ -42,7 +42,7 @@ class _Feed:
     """Yields the positions of a dataset that a sampler draws. Holds nothing open.
 
     Raises:
-        OptionError: samplers cannot draw from the dataset, or the shuffle has no meaning.
+        OptionError: samplers cannot draw from the dataset, or the shuffle is invalid.
     """
 
     def __init__(self, dataset: PackedDataset, shuffle: Shuffle, *, batches: bool = False) -> None:
@@ -85,7 +85,7 @@ class _Feed:
     def announced(
         self, plan: EpochPlan, blocks: Iterator[NDArray[np.int64]], piece_rows: int | None = None
     ) -> Iterator[list[int]]:
-        """Yields blocks of planned rows as positions of the dataset; announces them to the kernel some time before.
+        """Yields blocks of planned rows as positions of the dataset, announced to the kernel ahead of reading.
 
         Args:
             plan: plan of the epoch.
@@ -127,7 +127,7 @@ class _Feed:
 
 
 def _counted(begun: Position, items: Iterator[Drawn]) -> Iterator[Drawn]:
-    """Yields what is drawn, and counts it as steps of the iteration."""
+    """Yields the drawn items, and counts them as steps of the iteration."""
     for one in items:
         begun.steps += 1
         yield one
@@ -144,7 +144,7 @@ class _Epochwise(Sampler[Drawn]):
         return self._epochs.coming(running=not last.finished).length
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of an epoch; a loaded state of that very epoch stays loaded."""
+        """Sets the epoch of the next iteration; a loaded state of that very epoch stays loaded."""
         self._epochs.set_epoch(epoch)
 
     @property
@@ -165,7 +165,7 @@ class _SampleStates:
         self._epochs.load(rest)
 
     def state_dict(self, samples_done: int | None = None) -> dict[str, Any]:
-        """Returns where training stands, the same on every rank, as numbers, strings and lists.
+        """Returns the position in training, the same on every rank, as numbers, strings and lists.
 
         `FastLoader` reads it, too.
 
@@ -180,7 +180,7 @@ class _SampleStates:
         return self._epochs.state(self._standing().after(samples_done, "samples_done"))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration the rest of the epoch that was saved, of ranks also with another number of them.
+        """Makes the next iteration the rest of the saved epoch, also with another number of ranks.
 
         A finished epoch is followed by the next one, unless `set_epoch` names the finished one: then nothing is left.
 
@@ -193,15 +193,15 @@ class _SampleStates:
 class ChunkSampler(_SampleStates, _Epochwise[int]):
     """Draws every position once an epoch, in the plan's order: for one process, or a framework that shards.
 
-    Each `iter()` after the first is the next epoch, unless `set_epoch` or `load_state_dict` came in between. Upcoming
-    rows are announced to the kernel as positions are drawn.
+    Each `iter()` after the first begins the next epoch, unless `set_epoch` or `load_state_dict` was called before.
+    Upcoming rows are announced to the kernel as positions are drawn.
 
     Args:
-        dataset: of a packed file; positions are those of its items.
+        dataset: of a packed file; the sampler yields positions of its items.
         shuffle, seed: as in `FastLoader`, but for `ClassBatches`; True chooses by how the file was packed.
 
     Raises:
-        OptionError: an argument has no meaning.
+        OptionError: an argument is invalid.
     """
 
     def __init__(self, dataset: PackedDataset, shuffle: Shuffle = True, seed: int = 0) -> None:
@@ -220,12 +220,12 @@ class DistributedChunkSampler(_SampleStates, DistributedSampler[Any]):
     share is contiguous in the shuffled order, so that at most num_replicas - 1 chunks are read by two ranks.
 
     Args:
-        dataset: of a packed file; positions are those of its items.
-        num_replicas, rank: None asks the process group.
+        dataset: of a packed file; the sampler yields positions of its items.
+        num_replicas, rank: None takes the process group's.
         shuffle: as in `FastLoader`, but for `ClassBatches`; True chooses by how the file was packed.
 
     Raises:
-        OptionError: an argument has no meaning, or fewer samples than ranks and drop_last.
+        OptionError: an argument is invalid, or fewer samples than ranks and drop_last.
         ShareError: num_replicas or rank is None and there is no process group.
     """
 
@@ -274,7 +274,7 @@ class DistributedChunkSampler(_SampleStates, DistributedSampler[Any]):
         return self._coming().length
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iterations those of an epoch; a loaded state of that very epoch stays loaded."""
+        """Sets the epoch of the next iterations; a loaded state of that very epoch stays loaded."""
         check_whole("epoch", epoch, least=0)
         self._rest = self._loaded()
         self._begun = None
@@ -308,10 +308,10 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
     and their batches alternate. In compressed and foreign files each chunk is then decoded by one worker only, and at
     most num_replicas * num_workers - 1 chunks by two. So the order depends on num_workers, which is in the state.
 
-    Each `iter()` after the first is the next epoch, unless `set_epoch` or `load_state_dict` came in between.
+    Each `iter()` after the first begins the next epoch, unless `set_epoch` or `load_state_dict` was called before.
 
     Args:
-        dataset: of a packed file; positions are those of its items.
+        dataset: of a packed file; the sampler yields positions of its items.
         batch_size: samples in a batch.
         num_workers: workers of the `DataLoader`; 0 and 1 give the same batches.
         shuffle, seed: as in `FastLoader`; True chooses by how the file was packed. The batches of `ClassBatches` stay
@@ -323,7 +323,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
             the environment, as `FastLoader` does.
 
     Raises:
-        OptionError: an argument has no meaning, or there is not one batch with drop_last.
+        OptionError: an argument is invalid, or there is not one batch with drop_last.
         ShareError: rank and world size cannot be known.
     """
 
@@ -355,7 +355,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         self.num_replicas = num_replicas
         self.rank = rank
         self._num_shares = max(1, num_workers)
-        # What a state's batches depend on beyond its plan.
+        # Values that a state's batches depend on, besides the plan.
         self._cut = {"num_workers": self._num_shares, "num_replicas": num_replicas, "batch_size": batch_size}
         ends: Ends = "drop" if drop_last else "pad"
         world_size = num_replicas * self._num_shares
@@ -374,7 +374,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         return _counted(begun, self._feed.announced(begun.plan, self._batches(begun), self.batch_size))
 
     def state_dict(self, batches_done: int | None = None) -> dict[str, Any]:
-        """Returns where training stands, the same on every rank, as numbers, strings and lists.
+        """Returns the position in training, the same on every rank, as numbers, strings and lists.
 
         Args:
             batches_done: batches of the running or last iteration that the loop has consumed on this rank. None: all
@@ -387,7 +387,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         return self._epochs.state(position) | self._cut | {"batches_in_round": position.steps % self._num_shares}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration the rest of the epoch that was saved.
+        """Makes the next iteration the rest of the saved epoch.
 
         A finished epoch is followed by the next one, unless `set_epoch` names the finished one: then nothing is left.
 

@@ -245,7 +245,7 @@ def test_an_index_that_was_changed_is_refused(tmp_path, group):
         values = file[group][()]
         values[0] = b"../s" if values.dtype.kind == "S" else values[0] + 1
         file[group][()] = values
-    with pytest.raises(FormatError, match="not the one that was written"):
+    with pytest.raises(FormatError, match="not as it was written"):
         read_header(tmp_path / "out.h5")
 
 

@@ -72,7 +72,7 @@ def bench(
     With --step, also trains on the batches and says what limits the loop.
     Ctrl-C ends it and prints the results so far.
     """
-    options: dict[str, Any] = dict(locals())  # named like those of `BenchOptions`
+    options: dict[str, Any] = dict(locals())  # named like the fields of `BenchOptions`
     for name in ("file", "inject", "as_json", "report", "force"):
         del options[name]
     with one_line_errors():

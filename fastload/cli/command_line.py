@@ -30,7 +30,7 @@ _LEAST_WIDTH, _MOST_WIDTH = 60, 120
 
 
 class Option:
-    """How a parameter with a name is shown and parsed.
+    """Describes how a parameter with a name is shown and parsed.
 
     Args:
         names: as `--json`, `-o`, `--shuffle/--no-shuffle`; by default two dashes and the parameter's own.
@@ -59,7 +59,7 @@ class Option:
 
 
 class Argument(Option):
-    """How a parameter is shown and parsed that stands without a name, under its metavar."""
+    """Describes how a parameter without a name is shown and parsed, under its metavar."""
 
     def __init__(self, metavar: str, *, help: str, parser: Callable[[str], Any] | None = None) -> None:
         super().__init__(help=help, metavar=metavar, parser=parser, group="Arguments")

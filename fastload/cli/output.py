@@ -176,12 +176,12 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_written(head: str, path: Path, pairs: Pairs, notes: Iterable[str]) -> None:
-    """Prints that `head` was written into a file or folder, and what there is to say of it."""
+    """Prints that `head` was written into a file or folder, and the notes on it."""
     print_with_notes(f"{head} into {bold(path)}", pairs, notes)
 
 
 def print_with_notes(head: str, pairs: Pairs, notes: Iterable[str]) -> None:
-    """Prints what was done or would be, how SRC was understood first; before it what is not packed, or in doubt."""
+    """Prints what was or would be packed: first what is not packed or in doubt, then how SRC was understood."""
     notes = list(notes)
     first = [note for note in notes if note.startswith(("NOT READ", "CHECK"))]
     understood = [note for note in notes if note.startswith("Layout ")]
@@ -202,11 +202,11 @@ def print_report(
     stored: Pairs,
     overwrite: bool,
 ) -> None:
-    """Prints what is in a new packed file, and how it was made; lists samples left out in a file if they are many.
+    """Prints a new packed file's contents, and how it was made; lists samples left out in a file if they are many.
 
     `head` says how many of what were written, `unit` whether the speed is of images or rows, `done` whether chunks left
     by an interrupted call were packed or written; `fields` and `stored` are lines on the fields, encodings and size;
-    `overwrite`: whether the file may be replaced, and so the list beside it.
+    `overwrite`: whether the file, and the list next to it, may be replaced.
     """
     pairs = [splits_pair(report.splits), *fields, *changes(report.converted, report.skipped)]
     if report.warned:

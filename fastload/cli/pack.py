@@ -204,7 +204,7 @@ def pack(
     If it is interrupted, the same command continues where it stopped.
     SRC and OUT.h5 may lie in an object store: s3://, gs://, az:// URLs.
     """
-    arguments = dict(locals())  # named like those of `pack_images`
+    arguments = dict(locals())  # named like the arguments of `pack_images`
     if output is None:
         if not dry_run:
             raise click.UsageError("Missing argument 'OUT.h5'.", context)
@@ -328,7 +328,7 @@ def _survey(source: Path, output: Path, overwrite: bool, *, named: bool, **optio
 
 
 def print_packed(report: PackReport, *, overwrite: bool) -> None:
-    """Prints what is in the new file, and how it was made."""
+    """Prints the new file's contents, and how it was made."""
     size, pixels = format_bytes(report.file_bytes), report.pixel_bytes
     others = [f"{count:,} {name}" for name, count in report.encodings.items() if count and name != "raw"]
     stored = []

@@ -65,7 +65,7 @@ def repack(
     Every row is checked against its digest.
     If it is interrupted, the same command continues where it stopped.
     """
-    arguments = dict(locals())  # named like those of `repack_file` and `Choice`
+    arguments = dict(locals())  # named like the arguments of `repack_file` and `Choice`
     with one_line_errors(CONTINUES):
         from fastload.repack import Choice, repack_file
 
@@ -102,7 +102,7 @@ def merge(
     Classes are joined by their names.
     If it is interrupted, the same command continues where it stopped.
     """
-    arguments = dict(locals())  # named like those of `merge_files`
+    arguments = dict(locals())  # named like the arguments of `merge_files`
     with one_line_errors(CONTINUES):
         from fastload.repack import merge_files
 

@@ -58,7 +58,7 @@ def tune(
     Prints the measurements and the call to paste.
     Ctrl-C ends it and prints the results so far.
     """
-    options: dict[str, Any] = dict(locals())  # named like those of `TuneOptions`
+    options: dict[str, Any] = dict(locals())  # named like the fields of `TuneOptions`
     for name in ("file", "as_json", "report", "force"):
         del options[name]
     with one_line_errors():

@@ -1,6 +1,6 @@
 """Rank and world size of this process, and numbers that ranks agree on.
 
-Goes in: a `share` option, torch.distributed's process group, the environment. Comes out: a `Share` (rank, world size),
+Input: a `share` option, torch.distributed's process group, the environment. Output: a `Share` (rank, world size),
 and the largest or least of the numbers that all ranks give.
 
 Read first: `ranks` (works without torch), then `consensus` (imports torch.distributed).

@@ -27,8 +27,8 @@ class Agreement:
 
     Each rank counts rounds itself. A rank's number is deleted once that rank has read a later round of all ranks, since
     nobody needs the earlier one then. Ranks are waited for as long as `timeout_s` says, or by default the store's own
-    timeout, that of `init_process_group`; `what` says in the error what is agreed on, and `instead` what a user can do
-    without it.
+    timeout, as given to `init_process_group`. In the error, `what` names the value to agree on, and `instead` says what
+    a user can do without it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Agreement:
                     f"rank {rank} of {self._share.world_size} did not say within {timeout_s:g} s {self._what}, number "
                     f"{round_number} on rank {self._share.rank}. Every rank must make the same loaders in the same "
                     f"order and run the same epochs of them; look at whether rank {rank} still lives, or "
-                    f"{self._instead}. The time is that of init_process_group(timeout=...)."
+                    f"{self._instead}. The time was set by init_process_group(timeout=...)."
                 )
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
@@ -125,7 +125,7 @@ def texts_of_all_ranks(text: str, share: Share, *, what: str, option: str) -> li
     Each rank calls it at some time, as often as it likes: it returns when all have, and raises ShareError if one is
     late. `option` is what the user gave to be asked.
     """
-    # The same keys for all loaders, since what is there is right.
+    # The same keys for all loaders, since values found there are right.
     store = _within(_default_store(), option)
     agreement = Agreement(store, share, what=what, instead=f"leave out {option}")
     agreement.publish(0, text)

@@ -114,8 +114,8 @@ def launched_nodes(share: Share) -> Nodes | None:
 def local_ranks(share: Share, nodes: Nodes | None = None) -> range:
     """Returns the ranks on the node of this one, itself included; just itself where that is not known.
 
-    It asks no other rank. Known are nodes that were found before (`nodes.resolve_nodes`), or those of torchrun's
-    variables.
+    It asks no other rank. It knows nodes that were found before (`nodes.resolve_nodes`) or that torchrun's variables
+    name.
     """
     if nodes is None:
         try:
@@ -147,7 +147,7 @@ def cpus_of_rank() -> int:
 
 
 def local_rank() -> int:
-    """Returns this process's number among those of its job on this machine: torchrun's, else its rank; 0 if alone."""
+    """Returns this process's number within its job on this machine: torchrun's, else its rank; 0 if alone."""
     text = os.environ.get("LOCAL_RANK", "")
     group = process_group()
     return int(text) if text.isdecimal() else group.rank if group is not None else 0

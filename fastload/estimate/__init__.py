@@ -1,4 +1,4 @@
-"""Estimates of what a dataset would be in each encoding on this machine: its size, and images/s from memory and disk.
+"""Estimates for a dataset in each encoding on this machine: its size, and images/s from memory and disk.
 
 `estimate_survey` takes a source that was surveyed, `estimate_file` a packed file; both return `EncodingEstimates` with
 the encoding to pick. Read `surveys` first, then `sample` (rows of some samples in every encoding), `rates` (how fast

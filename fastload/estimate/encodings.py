@@ -27,7 +27,7 @@ FITS = 0.8
 CLOSE = 0.9
 """Encodings with at least this fraction of the best rate count as equally fast; then the smaller one is picked."""
 WORTH_LOSS = 1.5
-"""How many times faster a lossy encoding must be than the best lossless one."""
+"""The least factor by which a lossy encoding must be faster than the best lossless one."""
 _SAMPLE_S = 1.5
 FEW = 8
 """Rates of fewer samples are not compared."""

@@ -1,6 +1,6 @@
 """Exporting: a packed file back to image files, in class folders or in one folder with a CSV table.
 
-A packed file (or another HDF5 file with images) goes in; a folder comes out that `fastload pack` packs to the same
+A packed file (or another HDF5 file with images) becomes a folder that `fastload pack` packs to the same
 rows. Images become PNG files, those stored as JPEG their own bytes. `fastload.json` and `fields.npz` hold what files
 and table cannot say. Every row is checked against its digest. While the work is unfinished, the folder holds the hidden
 file `.fastload-export`, and the same call continues it, also after a power failure: it goes when all is on the disk.

@@ -35,9 +35,7 @@ IMAGES, MASKS, MANIFEST = "images", "masks", "manifest.csv"
 TABLE_MASKS = "mask_images"
 """Folder of masks next to a table: `masks` would be recognised as another layout, which ignores the table."""
 
-RENUMBERED = (
-    "Packed again without fastload.json, classes get other numbers: those of their sorted names, without unused ones."
-)
+RENUMBERED = "Packed again without fastload.json, classes are renumbered by their sorted names, without unused ones."
 
 
 @dataclass(frozen=True)
@@ -142,8 +140,8 @@ def _imagefolder_names(listing: Listing, tops: list[str]) -> tuple[list[str], li
         if there and there != list(range(len(there))):
             where = "" if name == "all" else f" of {name}"
             notes.append(
-                f"ImageFolder gives classes{where} other numbers than the file has: those of the sorted folders, which "
-                f"are {len(there)} of {len(names)} classes."
+                f"ImageFolder gives classes{where} other numbers than the file has: it numbers the sorted folders, "
+                f"{len(there)} of {len(names)} classes."
             )
     return paths, notes
 

@@ -1,6 +1,6 @@
 """The packed file, format versions 1 and 2: its definition, and the code that reads and writes its headers.
 
-Goes in: arrays and options (writing), a path (reading). Comes out: a file laid out as below without its pixels, or a
+Input: arrays and options (writing), a path (reading). Output: a file laid out as below without its pixels, or a
 `PackedFile` that describes it. Read first: `header` (`read_header`, `PackedFile`, `Field`), `writer` (`create_file`),
 then `ragged` (rows of varying length), `texts`, `codecs` (compression), `digests`. Imports only `errors`, `timing` and
 `system`; no torch.
@@ -27,8 +27,8 @@ with -1. `keypoints` float32 (N, M, K, 3) of the boxes are x, y and visibility (
 1: hidden; 2: visible); attributes `names` of the K points, `skeleton` (numbers of joined points, in pairs) and
 `flip_pairs` (K numbers: the point that each becomes in a mirrored image), as far as they are known.
 
-**Texts** have a fixed length, that of the longest, as `key` has; row i has the first `num_captions[i]` of `caption[i]`,
-what is behind them is empty, and a text ends in no zero byte. Texts of varying length would be objects on HDF5's heap,
+**Texts** have the fixed length of the longest, as in `key`; row i has the first `num_captions[i]` of `caption[i]`,
+the rest is empty, and no text ends in a zero byte. Texts of varying length would be objects on HDF5's heap,
 which readers refuse, or bytes with offsets, which other tools show as bytes and older releases refuse. Measured on
 texts like COCO's (5 to 7 an image of 52 bytes, the longest of 250): 6.5 times their own bytes, about 1 % of a file of
 224 px images; 256 rows are read in 0.67 ms, through offsets in 0.94. Where a few long ones would take many times what
@@ -58,8 +58,8 @@ Attributes of the dataset: `row_shape`, (H, W, C) or (H, W) with 0 where rows di
 | `images_encoding` | uint8 (N,), attribute `names` | 0 raw: little-endian pixels; 1 jpeg; 2 zstd: raw, compressed |
 | `images_orientation` | uint8 (N,) | EXIF orientation still to be applied to a JPEG; else 1 |
 
-That of ragged `masks` is `masks_offset`, `masks_bytes` and `masks_encoding`; a mask has its image's size, and is never
-a JPEG. The `digest` of a row is that of its pixels, as everywhere; only of a JPEG it is that of its bytes.
+The index of ragged `masks` is `masks_offset`, `masks_bytes` and `masks_encoding`; a mask has its image's size, and is
+never a JPEG. The `digest` of a row is computed from its pixels, as everywhere; only for a JPEG from its bytes.
 
 **Root attributes.** `fastload_version` (1 or 2; of an index the newest of its shards), `fastload_writer`, `decoder`
 (names and versions of the libraries that decoded the pixels), `source_layout`, `pack_options` (JSON; only what shapes

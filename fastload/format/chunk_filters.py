@@ -50,7 +50,7 @@ _INFLATED_BYTES = 64 * 2**20
 """Bytes of a chunk that are inflated at once: of large ones there are not two in memory."""
 
 _MOST_AROUND = 1024
-"""More bytes than gzip adds to what it cannot compress, beside one in a thousand, and a checksum of HDF5's."""
+"""More bytes than gzip adds to incompressible data (besides one in a thousand) and HDF5's checksum take."""
 
 _MOST_BY_DEFLATE = 1032  # bytes that one byte can stand for (zlib's technical details)
 

@@ -132,7 +132,7 @@ def dtype_of(item: h5py.Dataset) -> np.dtype[Any] | None:
 def attributes(item: h5py.HLObject) -> dict[str, Any]:
     """Returns the first `MOST_READ` attributes of a file or dataset, by name, as plain Python values.
 
-    Those of types that NumPy lacks, and of more than 64 MiB, are left out.
+    Attributes of types that NumPy lacks, or of more than 64 MiB, are left out.
     """
     found = {}
     for name in islice(item.attrs, MOST_READ):

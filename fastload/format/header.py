@@ -1,6 +1,6 @@
 """Reads and checks the header of a packed file, or of any HDF5 file, without its pixels.
 
-Start with `read_header`, which returns a `PackedFile` of `Field`s; `valid` has the checks of what the file says.
+Start with `read_header`, which returns a `PackedFile` of `Field`s; `valid` has the checks of a file's attributes.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Field:
     filters: tuple[str, ...] = ()  # names of its HDF5 filters, in order
     names: tuple[str, ...] = ()  # class, attribute or split names; empty when the dataset has none
     attrs: dict[str, Any] = field(default_factory=dict)  # its other attributes as plain Python values
-    # Extent of its encoded rows if they vary in length; dtype and shape are then those of a decoded row, with 0 where
-    # rows differ, and offset is None
+    # Extent of its encoded rows if they vary in length; dtype and shape then describe a decoded row, with 0 where rows
+    # differ, and offset is None
     ragged: RaggedExtent | None = None
     # Of an index: whether `offset` is None only because the rows lie in several shards, back to back in each
     in_shards: bool = False
@@ -69,7 +69,7 @@ class Field:
 
     @property
     def linear(self) -> bool:
-        """Whether all rows, or all those of a shard, lie back to back in native byte order and without a filter."""
+        """Whether all rows, or all rows of a shard, lie back to back in native byte order and without a filter."""
         return self.offset is not None or self.in_shards
 
     @property
@@ -114,7 +114,7 @@ class FileIdentity(NamedTuple):
 
 
 class RemoteFile(Protocol):
-    """Where the shards of an index come from, that are sparse files in a cache of this machine."""
+    """The source of an index's shards that are sparse files in a cache of this machine."""
 
     url: str
 
@@ -160,7 +160,7 @@ class PackedFile:
 
     @property
     def name(self) -> str:
-        """What messages call it: its path as given, or the URL that it is read from."""
+        """Its name in messages: its path as given, or the URL that it is read from."""
         return self.remote.url if self.remote is not None else self.url or self.given or str(self.path)
 
     def __hash__(self) -> int:
@@ -181,7 +181,7 @@ def read_header(path: str | Path) -> PackedFile:
     """
     path = Path(path)
     with open_hdf5(path) as file:
-        # Of what is open: the path may lead to another file by now.
+        # Of the open file: the path may lead to another one by now.
         is_real = file.driver == "sec2"
         identity = FileIdentity.of(os.stat(file.id.get_vfd_handle() if is_real else path))
         if "fastload_index" in file.attrs:
@@ -299,7 +299,7 @@ def _read_shard(index: PackedFile, number: int) -> PackedFile:
     then = (int(shards.num_rows[number]), int(shards.num_bytes[number]), shards.digests[number])
     if (found.num_rows, found.identity.size, found.header_digest) != then:
         raise FileChangedError(
-            f"{index.name}: its shard {name} is not the one that the index was made of: {then[0]:,} rows, {then[1]:,} "
+            f"{index.name}: its shard {name} is not the file that the index was made of: {then[0]:,} rows, {then[1]:,} "
             f"bytes and the digest {then[2]} then, {found.num_rows:,}, {found.identity.size:,} and "
             f"{found.header_digest} now. Copy the right one there, or make the index again: `fastload index`."
         )
@@ -329,7 +329,7 @@ def check_header(file: PackedFile, hdf5: h5py.File) -> dict[str, NDArray[np.uint
     require_digests(file)
     if header_digest(hdf5, digests) != file.attrs.get("header_digest"):
         raise FormatError(
-            f"{file.name}: its header (names, attributes, shapes or digests) is not the one that was written: it was "
+            f"{file.name}: its header (names, attributes, shapes or digests) is not as it was written: it was "
             f"changed or damaged after packing. Copy the file again, or pack it again."
         )
     return digests

@@ -60,7 +60,7 @@ class Shards:
 
     @cached_property
     def begins(self) -> NDArray[np.int64]:
-        """The first row of each piece among those of the index, int64 (P,)."""
+        """The first row of each piece, as a row of the index, int64 (P,)."""
         return np.cumsum(self.rows) - self.rows
 
     def runs(self, chunk_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -154,9 +154,7 @@ def read_shards(path: Path, file: h5py.File) -> tuple[Shards, dict[str, dict[str
     numbers["num_bytes"] = numbers.pop("bytes")
     shards = Shards(tuple(names), tuple(digests), **numbers)
     if index_digest(shards, text, attributes(file)) != plain(file.attrs.get("header_digest")):
-        raise FormatError(
-            f"{path}: the index is not the one that was written: it was changed or damaged. {INDEX_AGAIN}"
-        )
+        raise FormatError(f"{path}: the index is not as it was written: it was changed or damaged. {INDEX_AGAIN}")
     _check(path, shards, int(plain(file.attrs["num_rows"])))
     try:
         described = json.loads(text)
@@ -213,8 +211,8 @@ def create_index(
 
     Args:
         fields: of each, what `read_shards` is to return, with `fill`, the value where a shard is missing.
-        own: the datasets that are not those of the shards one after another, (N,): `images_offset` and `masks_offset`
-            of ragged fields, and `split` where its numbers differ.
+        own: the datasets (N,) whose values are not simply the shards' values one after another: `images_offset` and
+            `masks_offset` of ragged fields, and `split` where its numbers differ.
     """
     for group, values in shards.tables().items():
         for name, array in values.items():
@@ -264,7 +262,7 @@ def _parts(shards: Shards) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 def _ragged_parts(sizes: Sequence[int]) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yields the same of bytes: those of each shard, one after another."""
+    """Yields such parts for bytes: the bytes of each shard, one after another."""
     at = 0
     for number, size in enumerate(sizes):
         yield at, number, 0, size, size

@@ -132,7 +132,7 @@ def check_masks(path: Path, masks: h5py.Dataset) -> None:
 def check_stored(path: Path, name: str, item: h5py.Dataset, file_bytes: int, *, pixels: bool) -> None:
     """Raises FormatError for a dataset that is cut off, or cannot come from as few bytes as the file has for it.
 
-    What is computed from the number of rows, and memory for them, is then in proportion to the file.
+    Work and memory by the number of rows are then in proportion to the file.
     """
     num_bytes = math.prod(map(int, item.shape)) * item.dtype.itemsize
     created = item.id.get_create_plist()
@@ -143,7 +143,7 @@ def check_stored(path: Path, name: str, item: h5py.Dataset, file_bytes: int, *, 
         if filtered and chunk_bytes >= _MOST_CHUNK_BYTES:
             raise bad(path, name, f"has chunks of {chunk_bytes:,} bytes, each decoded whole. Make them smaller.")
         if not filtered and created.get_alloc_time() == h5py.h5d.ALLOC_TIME_EARLY:
-            # All of its chunks are in the file. HDF5 would count them one by one, however many it is told there are.
+            # All of its chunks are in the file. HDF5 would count them one by one, whatever number the file states.
             num_bytes = math.prod(grid) * chunk_bytes
             if num_bytes > file_bytes:
                 raise cut_off(path, name, num_bytes, file_bytes)

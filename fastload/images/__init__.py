@@ -1,6 +1,6 @@
 """Turns the bytes of one image into pixels.
 
-Goes in: an image file's bytes, the size, channels and depth wanted. Comes out: a header (`ImageHeader`), or pixels in
+Input: an image file's bytes, the size, channels and depth wanted. Output: a header (`ImageHeader`), or pixels in
 memory that the caller gives, upright; `ImageError` with the reason where that is impossible.
 
 Read first: `image_header` (a file's header), `decode` (a whole file, while packing), `fit` (resizing images, and moving

@@ -119,7 +119,7 @@ def decode_mask(
         image_size: (height, width) of the image, upright, before it is resized; None: not compared.
 
     Raises:
-        ImageError: it cannot be decoded, holds colours or numbers beyond those of `out`, is of a lossy format, or of
+        ImageError: it cannot be decoded, holds colours or numbers that `out` cannot, is of a lossy format, or of
             another size than its image.
     """
     with _loaded(data) as loaded:

@@ -103,8 +103,8 @@ def decode_part(
 ) -> DecodedPart:
     """Decodes at least the rows of an 8-bit image that a window shows; of a JPEG no rows far from it, if possible.
 
-    At factor 1 the pixels are exactly those of `decode_row`. A stream that libjpeg warns of is an error as there,
-    except in rows that are left out.
+    At factor 1 the pixels equal `decode_row`'s exactly. A stream that libjpeg warns of is an error as there, except in
+    rows that are left out.
 
     Args:
         data, encoding, shape, orientation: as in `decode_row`.

@@ -69,7 +69,7 @@ def resample_for(height: int, width: int, target: Target) -> Resample:
 
 
 class Shrunk(NamedTuple):
-    """How pixels that a decoder made smaller than their image lie in it."""
+    """The place in an image of pixels that a decoder made smaller than it."""
 
     height: int  # of the whole image, upright
     width: int
@@ -206,7 +206,7 @@ def turned_coordinates(
     """
     if not values.size:
         return np.zeros(values.shape, np.float32)
-    # A point is that of a pixel, of which the first becomes the last; a box ends at edges.
+    # A point has the coordinates of a pixel: the first pixel becomes the last; a box ends at edges.
     ends = np.asarray(sizes, np.float64)[:, None, ::-1] - (moves in ("points", "xyv"))
     swapped = (orientations >= 5)[:, None, None]
     mirrored = np.stack([np.isin(orientations, (2, 3, 6, 7)), np.isin(orientations, (3, 4, 7, 8))], 1)[:, None]

@@ -16,7 +16,7 @@ from PIL import Image, ImageFile
 
 from fastload.errors import ImageError
 
-# Suffix of a rawmode -> suffix of the one that reads the low bytes instead of the high ones.
+# Suffix of a rawmode -> suffix of the rawmode that reads the low bytes instead of the high ones.
 _NATIVE = "B" if sys.byteorder == "big" else "L"
 _OTHER_ORDER = {"B": "L", "L": "B", "N": "L" if _NATIVE == "B" else "B"}
 _GRAY_ALPHA = "LA;16B"
@@ -95,7 +95,7 @@ def deep_gray(image: Image.Image) -> NDArray[np.uint16]:
 
 
 def tile_of(image: Image.Image) -> tuple[str, int, tuple[Any, ...]]:
-    """Returns the codec, the first byte and the arguments, rawmode first, of what Pillow will decode; empty if none."""
+    """Returns codec, first byte and arguments (rawmode first) of the tile that Pillow will decode; empty if none."""
     if not isinstance(image, ImageFile.ImageFile) or not image.tile:
         return "", 0, ("",)
     codec, _, begin, args = image.tile[0]  # a plain tuple before Pillow 11

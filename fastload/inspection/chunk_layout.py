@@ -1,4 +1,4 @@
-"""How the pixels of an HDF5 file lie on disk, what reading one random image costs, and what packing again would gain.
+"""The layout of an HDF5 file's pixels on disk, the cost of reading one random image, and the gain of packing again.
 
 A shuffled epoch reads every image by itself, so an epoch of N images costs N times that.
 """
@@ -29,7 +29,7 @@ MANY_CHUNKS = 1000
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """How one dataset of pixels lies on disk."""
+    """The layout of one dataset of pixels on disk."""
 
     dataset: str  # its name in the file
     shape: tuple[int, ...]  # (N, ...)
@@ -52,7 +52,7 @@ class ChunkLayout:
 
 
 def chunk_layout(name: str, item: h5py.Dataset, offset: int | None) -> ChunkLayout:
-    """Returns the layout of a dataset (N, ...) with at least one image; `offset` is that of linear data, else None."""
+    """Returns the layout of a dataset (N, ...) with at least one image; `offset`: of linear data, else None."""
     shape = tuple(int(n) for n in item.shape)
     chunks = tuple(int(n) for n in item.chunks) if item.chunks else None
     box = chunks or shape
@@ -194,7 +194,7 @@ class EncodingInfo:
     name: str  # "raw", "jpeg" or "zstd"
     rows: int  # their number
     row_bytes: int  # of one row, on average
-    share_of_raw: float  # their bytes over those of their pixels
+    share_of_raw: float  # their bytes divided by the bytes of their pixels
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class RaggedInfo:
 
     @property
     def share_of_raw(self) -> float:
-        """Bytes in the file over those of the pixels."""
+        """Bytes in the file divided by the bytes of the pixels."""
         return self.stored_bytes / max(self.pixel_bytes, 1)
 
     @property

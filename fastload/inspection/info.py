@@ -88,12 +88,12 @@ class FileInfo:
         pack_options: options that affected the file's bytes.
         seed: of the shuffle.
         shuffled: whether rows were shuffled within each split.
-        read: how `FastLoader` reads it unless told, "map" or "pread".
+        read: how `FastLoader` reads it by default, "map" or "pread".
         file_system: name of the network file system or the like that it is on; None for a local one.
         held_off: whether writers wait while rows are copied from its mapping; False where nothing is mapped.
         num_shards: of an index; None for a file that holds its rows itself.
         cached: of a URL, the folder of the cache on this machine that its chunks are read from; None for a path.
-        needs: dataset -> how it is compressed, and the package that a program needs to read it beside h5py or another
+        needs: dataset -> how it is compressed, and the package that a program needs to read it besides h5py or another
             HDF5 library; datasets that need none are left out.
         findings: sentences on what makes the file slow or unreadable, and how to fix it.
     """

@@ -34,7 +34,7 @@ MAX_ATTRIBUTES = 4
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 _DRAWN = {*map(chr, range(32, 127)), "·"}
-"""What Pillow's own font can draw: ASCII and little else."""
+"""The characters that Pillow's own font can draw: ASCII and little else."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Marks:
     boxes: NDArray[np.float64]  # (M, 4), two corners each
     classes: NDArray[np.int64]  # (M,), of the boxes; -1: none
     points: NDArray[np.float64]  # (P, 2)
-    kinds: NDArray[np.int64]  # (P,), number of each point among those of its object
+    kinds: NDArray[np.int64]  # (P,), number of each point within its object
 
 
 class Entry(NamedTuple):
@@ -118,7 +118,7 @@ def drawn_over(image: Image.Image, marks: Marks, size: tuple[int, int], file: Pa
 
 
 def legend_of(file: PackedFile, marks: Sequence[Marks]) -> list[Entry]:
-    """Returns the classes shown: those of masks, then those of boxes, by number; if too many, the most frequent."""
+    """Returns the classes shown: masks' first, then boxes', by number; if too many, the most frequent."""
     of_masks = [each.mask.ravel() for each in marks if each.mask is not None]
     of_boxes = [each.classes[each.classes >= 0] for each in marks]
     bare = _bare_classes(file) if "masks" in file.fields else []
@@ -139,7 +139,7 @@ def legend_of(file: PackedFile, marks: Sequence[Marks]) -> list[Entry]:
 
 
 def class_colour(index: int) -> Colour:
-    """Returns a colour far from those of neighbouring indices: hues a golden angle apart, in three brightnesses."""
+    """Returns a colour unlike neighbouring indices' colours: hues a golden angle apart, in three brightnesses."""
     hue = index * 0.61803398875 % 1.0
     red, green, blue = colorsys.hsv_to_rgb(hue, (0.85, 0.65, 0.95)[index % 3], (0.95, 0.8, 0.65)[index // 3 % 3])
     return round(red * 255), round(green * 255), round(blue * 255)
@@ -149,7 +149,7 @@ def _bare_classes(file: PackedFile) -> list[int]:
     """Returns the mask values that are not drawn: the ignored index, and the background."""
     field = file.fields["masks"]
     ignored = field.attrs.get("ignore_index")
-    # Without names, or with names that are the values of the source's masks, 0 is what is not marked.
+    # Without names, or with names that are the values of the source's masks, 0 means not marked.
     unmarked = ("background", "__background__", "bg", "unlabeled", "unlabelled", "0")
     background = [i for i, name in enumerate(field.names or ("0",)) if name.lower() in unmarked]
     return [*background, *([int(ignored)] if isinstance(ignored, int) and 0 <= ignored < 65536 else [])]

@@ -54,9 +54,9 @@ class Measure:
 
     value: float  # mean over the epochs measured
     full: float  # mean of uniformly random permutations
-    # Standard deviation of one random epoch, combined with that of `value`, the mean of the epochs measured (not for
-    # `file_order`). The former does not shrink with more epochs: where chunks stay together, all epochs share the luck
-    # of the file
+    # Standard deviation of one random epoch, combined with the standard deviation of `value`, the mean of the epochs
+    # measured (not for `file_order`). The former does not shrink with more epochs: where chunks stay together, all
+    # epochs share the luck of the file
     spread: float
     as_good: bool  # whether it is at most `SPREADS` spreads worse than `full`
 

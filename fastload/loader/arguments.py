@@ -1,4 +1,4 @@
-"""Checks of a `FastLoader`'s arguments, answers to those of a `DataLoader`, and how a loader describes itself."""
+"""Checks a `FastLoader`'s arguments, explains what replaces a `DataLoader`'s, and describes a loader in words."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ _OF_DATALOADER = {
 
 
 def answer(words: Collection[str], signature: inspect.Signature) -> None:
-    """Raises OptionError for arguments that a loader does not have: those of torch's `DataLoader`, and misspelt ones.
+    """Raises OptionError for arguments that a loader does not have: torch's `DataLoader`'s, and misspelt ones.
 
-    Messages say what takes the place of the former, and name the argument that comes nearest to the latter.
+    Messages say what replaces an argument of `DataLoader`, and which argument a misspelt one resembles most.
     """
     accepted = signature.parameters
     unknown = [word for word in words if word not in accepted]
@@ -209,7 +209,7 @@ def check_cache(options: Resolved) -> None:
 
 
 def description(options: Resolved, echo: Echo) -> tuple[list[str], list[str]]:
-    """Returns what a loader loads, and how, in a few words each; batches are those of an epoch on this rank."""
+    """Returns what a loader loads, and how, in a few words each; batches are counted for an epoch on this rank."""
     data, plan, steps = options.data, options.plan, options.plan.num_steps
     what = [Path(data.name).name if isinstance(data, PackedInput) else data.name]
     if isinstance(data, PackedInput):

@@ -75,16 +75,16 @@ class _Facts:
 class Batch(_Facts, tuple[torch.Tensor, ...]):
     """A batch as a tuple of the fields asked for, in order.
 
-    `tree_map` and what else maps over its tensors leaves the attributes as they are, also where it changes the order.
+    `tree_map` and other functions that map over its tensors keep the attributes, also where they change the order.
 
     Attributes:
         rows: int64 (B,), the row of each sample in the file; of another dataset, its index. On the loader's device.
-        valid: bool (B,), False for a repeat: one that fills the last batch (ends="pad"), one for a rank that has no row
-            left in it (ends="exact"), one in the place of a damaged row (on_damage="skip"). On the loader's device.
-        global_valid: number of valid samples in this step over all ranks; with several of them damaged rows count, as
-            only their own rank knows of them.
-        names: what the file calls each sample (`key`), as the path it was packed from; without keys, its row. Read when
-            it is asked for.
+        valid: bool (B,), False for a repeated row: it fills the last batch (ends="pad"), serves a rank that has no row
+            left (ends="exact"), or replaces a damaged row (on_damage="skip"). On the loader's device.
+        global_valid: number of valid samples in this step over all ranks; with several ranks it counts damaged rows,
+            too, as only their own rank knows of them.
+        names: each sample's name in the file (`key`), such as the path it was packed from; without keys, its row. Read
+            on access.
         sizes: int64 (B, 2), height and width of each image; of batches with batch="list" or "pad".
         pixel_mask: bool (B, H, W), which pixels belong to an image; of batches with batch="pad".
     """
@@ -141,7 +141,7 @@ def _first_of(parts: list[str]) -> str:
 
 
 class _Context:
-    """The facts and shapes that a pytree keeps beside a batch's fields; they make no difference between two trees."""
+    """The facts and shapes that a pytree keeps with a batch's fields; comparing two trees ignores them."""
 
     def __init__(self, facts: Mapping[str, Any], fields: Iterable[Any] = (), keys: tuple[Any, ...] = ()) -> None:
         self.facts, self.keys = facts, keys

@@ -1,8 +1,8 @@
 """The echo factor of each epoch: given, or chosen from the waits of the epoch before.
 
 With several ranks, each chooses the factor it needs when its pass ends and publishes it through the process group's
-store; whoever needs the next epoch's factor reads those of all ranks. The largest is taken: the steps of all ranks are
-equal, and the slowest source is the one that all of them wait for.
+store; whoever needs the next epoch's factor reads all ranks' factors. The largest is taken: all ranks take equally many
+steps, and wait for the slowest source.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class EchoPolicy:
     def schedule_of(self, num_batches: int, factor: int) -> EchoSchedule:
         """Returns the schedule of so many batches of an epoch that began with a factor, by a loaded state.
 
-        A factor that was given counts, and not that of the state.
+        A given factor counts, not the state's.
         """
         return EchoSchedule(num_batches, factor if self.chooses else self._factor, self._distance)
 
@@ -90,7 +90,7 @@ class EchoPolicy:
 
 
 def open_echo(echo: Echo, share: Share) -> EchoPolicy:
-    """Returns the policy of an `echo` option. Raises OptionError if it is none, or "auto" where ranks cannot agree."""
+    """Returns the policy of an `echo` option. OptionError: it is invalid, or "auto" where ranks cannot agree."""
     echo = check_echo(echo)
     if isinstance(echo, int):
         return EchoPolicy(echo)

@@ -3,7 +3,7 @@
     epoch 0 [batches ...............]                 epoch 1 [batches ...
     read    [...............][first ones of epoch 1]  [...
 
-What is read next is a guess: the next epoch, as far as the loop will go. A wrong guess costs what was read in vain.
+The choice of the next reads is a guess: the next epoch, as far as the loop will go. A wrong guess wastes these reads.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EpochsAhead(Iterator[DeviceBatch]):
         self._switches: ShortSwitchInterval | None = None  # while a pass runs
 
     def begin(self, feed: Feed, plan: EpochPlan, probe: Probe | None = None) -> None:
-        """Begins a pass over the epoch of a plan, or what is left of it, whether that was read ahead or not.
+        """Begins a pass over a plan's epoch, or the rest of it, whether it was read ahead or not.
 
         The probe takes note of when batches are there; None: nobody measures.
         """
@@ -64,11 +64,11 @@ class EpochsAhead(Iterator[DeviceBatch]):
         return batch
 
     def depth(self) -> int | None:
-        """Returns how many batches lie ready, as far as that is known."""
+        """Returns how many batches lie ready; None: not known."""
         return self._stage.depth() if self._stage is not None else None
 
     def end(self) -> None:
-        """Ends the pass. Unless it took what was expected, nothing is read any more."""
+        """Ends the pass. Unless it took what was expected, reading stops."""
         taken, planned = self._taken, self._plan.num_steps
         left_after = taken if taken < planned else 0
         self._usual_end, self._left_after = left_after if left_after == self._left_after else 0, left_after

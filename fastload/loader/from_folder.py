@@ -49,7 +49,7 @@ def open_unpacked(source: str | os.PathLike[str], cache_dir: str | os.PathLike[s
     """Returns the samples of a folder or archive: of its packed file, if an earlier run left one, else its own.
 
     Raises:
-        SourceError: it cannot be packed; the error is that of `fastload pack`.
+        SourceError: it cannot be packed; the message is `fastload pack`'s.
         FileChangedError: it changed after it was packed.
         OutputError: the packed file's folder cannot be written.
     """
@@ -113,7 +113,7 @@ def _identity(survey: Survey) -> str:
 
 
 class PackedFolder(PackedDataset):
-    """The packed file of a folder, checked to be that of the folder as it is now."""
+    """The packed file of a folder, checked to match the folder as it is now."""
 
     def __init__(self, output: Path, source: Path, survey: Survey, identity: str, check: CheckOption = "auto") -> None:
         super().__init__(output, check=check)
@@ -122,7 +122,7 @@ class PackedFolder(PackedDataset):
 
     @property
     def _content(self) -> str:
-        """That of the folder's samples, so that a state holds before and after they are packed."""
+        """Identifies the folder's samples, so that a state holds before and after they are packed."""
         return self._of_source
 
 
@@ -275,7 +275,7 @@ def _shapes(survey: Survey) -> NDArray[np.int32]:
 
 
 class _UnpackedReader(RowReader):
-    """Reads rows of a folder's files as a `RowReader` reads those of a packed file."""
+    """Reads rows of a folder's files as a `RowReader` reads a packed file's."""
 
     def __init__(self, file: PackedFile, survey: Survey, name_of: Any) -> None:
         self.file, self.fd = file, -1

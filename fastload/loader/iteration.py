@@ -60,7 +60,7 @@ class PassCounter:
     begun_s: float = 0.0  # when the pass began
     last_s: float = 0.0  # when a batch was last handed over
     in_flight: InFlight | None = None  # the loader's batches on a device, and the waits of its stream; None: the CPU
-    on_stream: StreamWaits = field(default_factory=StreamWaits)  # those of this pass
+    on_stream: StreamWaits = field(default_factory=StreamWaits)  # of this pass
     ended: bool = False  # whether the pass is over
     read: str = ""  # how rows of a packed file are read
     used: Callable[[], NetworkUse] | None = None  # what came over the network so far; None: the data are here
@@ -197,7 +197,7 @@ class Iteration(Iterator[Batch | DictBatch]):
                 counter.first_s, counter.first_waited_s = counter.last_s, counter.waited_s
 
     def _why_ended(self) -> Exception:
-        """Returns what is raised for a pass that is over: the end of the loop, or an error that says how to go on."""
+        """Returns the exception to raise after a pass has ended: StopIteration, or an error that says how to go on."""
         if self._displaced:
             return OptionError(
                 "this iteration was ended by a newer iter() of the same FastLoader, its load_state_dict() or its "
@@ -218,7 +218,7 @@ class Iteration(Iterator[Batch | DictBatch]):
         return StopIteration()
 
     def end_measuring(self) -> None:
-        """Reports the pace so far as that of the pass: the user left it although it could go on."""
+        """Reports the pace so far as the pass's: the user left it although it could go on."""
         if self._pid != os.getpid():
             return  # a thread that a forked process does not have may hold the lock
         with self._lock:

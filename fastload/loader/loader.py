@@ -76,46 +76,45 @@ class FastLoader:
     A batch is a `Batch`, a tuple of tensors: images (B, C, H, W) in channels_last memory, uint8 (or uint16, as packed)
     unless a transform changes that; masks uint8 or uint16 (B, H, W); labels int64 (B,); other fields (B, ...). Its
     attributes `rows`, `valid` and `global_valid` say which samples it holds. It belongs to the caller, who may write to
-    it and keep it as long as they like; who keeps many gets copies, and the loader gets slower.
+    it and keep it; if many are kept, the loader copies batches and gets slower.
 
-    Threads read a packed file. Where a sample takes Python code, because the `PackedDataset` has a transform or the
-    dataset is another one, worker processes run it and write the samples to shared memory; a batch then has the fields
-    of the samples, as a tuple or as a dict (`DictBatch`). Processes start as `multiprocessing.set_start_method` says,
+    Threads read a packed file. Where samples need Python code (a `PackedDataset` with a transform, or another dataset),
+    worker processes run it and write the samples to shared memory; a batch then has the fields of the samples, as a
+    tuple or as a dict (`DictBatch`). Processes start as `multiprocessing.set_start_method` says,
     else by a forkserver (in a notebook by fork), so a script begins its work under `if __name__ == "__main__":`. Random
     numbers that such code draws from `random`, `numpy.random` and `torch` depend on seed, epoch, rank and step, not on
     the workers.
 
-    Each `iter()` after the first one is the next epoch, unless `set_epoch` or `load_state_dict` came in between; it
-    ends the iteration before it. The first batches of the next epoch are read ahead into the same memory while the last
-    ones of an epoch are in use, and thrown away if another iteration follows. Threads and processes stay until
+    Each `iter()` after the first one begins the next epoch, unless `set_epoch` or `load_state_dict` was called before;
+    it ends the iteration before it. While the last batches of an epoch are in use, the first of the next are read into
+    the same memory, and thrown away if another iteration follows. Threads and processes stay until
     `close()`, or until the loader is gone.
 
     Args:
         source: path of a packed file, a `PackedDataset` (for a split, other fields, a subset, a Python transform), or
             any map-style dataset. Also a folder, .zip or .tar of images: it is read as it is while it is packed into
             `FOLDER.fastload.h5` next to it (`pack --store source`, in a process of low priority), and from the next
-            epoch on as soon as that is complete. What is interrupted goes on in the next run.
+            epoch on as soon as that is complete. Interrupted packing goes on in the next run.
         batch_size: samples in a batch on this rank.
         shuffle: True (chosen by how the file was packed), "full", "chunk", a `ChunkWindow` or False; see `EpochPlan`.
             `Weighted` draws samples by weight or class, `ClassBatches` makes batches of some classes.
-        ends: what becomes of a last batch that is not full: "drop" leaves it out; "exact" makes it shorter, so that
-            each row comes once (of several ranks, one that has no row left in the last step gets one again, with
-            `valid` False); "pad" fills it with repeats whose `valid` is False, for code that needs one shape. None:
-            "drop" with shuffling, "exact" without.
+        ends: how an incomplete last batch is treated: "drop" leaves it out; "exact" makes it shorter, so that each row
+            comes once (a rank without rows in the last step repeats one, with `valid` False); "pad" fills it with
+            repeats whose `valid` is False, for code that needs one shape. None: "drop" if shuffled, else "exact".
         seed: of the order and of all random numbers.
         share: the rows of this rank: (rank, world_size), None for all rows, or "auto": see `resolve_share`, which is
             asked again at the first `iter()` or `len()`, so the loader may be made before the process group. "node":
             as "auto", but the ranks of a node share the same rows in every epoch, reshuffled among them, so a node
-            reads and keeps the same chunks. This weakens the shuffle; a warning says by how much. Nodes are torchrun's,
-            or found through the process group, for which every rank has to make such a loader. Where the device caches
-            fixed shares, these count. "elastic": as "auto", and ranks share each step, not the epoch:
-            its world size * batch_size rows are the same for any ranks, also in an epoch that others began; so are
-            random transforms, and what Python code draws that makes samples one by one.
+            reads and keeps the same chunks. This weakens the shuffle; a warning says by how much. Nodes come from
+            torchrun, or from the process group, for which every rank has to make such a loader. Where the device caches
+            fixed shares, ranks read these instead. "elastic": as "auto", but ranks share each step, not the epoch: its
+            world size * batch_size rows are the same for any number of ranks, also in an epoch that other ranks began;
+            so are the random numbers of transforms, and of Python code that makes samples one by one.
         workers: number of reading threads, or of processes that run Python. None: 2 threads for plain copies, up to 8
             for a GPU (one CPU stays free where there are more than 2, and fewer read where their batches would pin more
             than 1 GiB), otherwise one per CPU that this rank may use, at most 16. "auto" begins with that, and starts
-            more processes for an epoch where the loop waited in the last one while the processes waited for a disk or
-            a network. What a batch holds does not depend on it.
+            more processes for an epoch if in the last one the loop waited while the processes waited for a disk or a
+            network. The contents of batches do not depend on it.
         device: None or "cpu" leaves batches in host memory; "cuda" copies them while the model computes. A batch is
             then ready on the stream that was current at `next()`.
         transform: list of transforms (`fastload.transforms`), run on the device, drawn anew for each sample, epoch and
@@ -126,32 +125,32 @@ class FastLoader:
             gathered. Where they do not fit on each of several ranks, each keeps a fixed share, which changes the order;
             a warning says so. "host" uses pinned memory, with a copy on each rank; "auto" chooses device, host or None
             by how much memory is free, and logs why. Kept until `close()`.
-        read: "map" copies rows from a mapping of the file, "pread" reads them by system calls, which takes two to four
-            times as long, but survives whatever others do to the file. "auto" is "pread" on network file systems and
-            the like, else "map"; see docs/damaged-files.md.
-        check: when rows are compared with the digests that the file has of them, while they are read: "always",
-            "first" (the first time that this loader reads a row; worker processes each for themselves) or None; see
-            `PackedDataset`. "auto": as its dataset does, which is "first" unless it says otherwise.
-        on_damage: "raise", or "skip": the next good row of the batch takes the place of a damaged one, with `valid`
-            False. `stats` counts and lists damaged rows, and the first one is logged. A batch of damaged rows alone is
-            an error.
-        timeout: seconds for which `next()` waits for a batch, as in torch's `DataLoader`; the first one waits for the
-            workers' start, too. Then a `WorkerTimeoutError` names the sample that is being made, with the stack of who
-            makes it, and what hangs is ended, or left alone where it is a thread. 0: it waits as long as it takes, and
-            a warning after a minute says the same.
+        read: "map" copies rows from a memory mapping of the file; "pread" reads them by system calls, which takes two
+            to four times as long, but survives any change to the file by others. "auto" is "pread" on network file
+            systems and the like, else "map"; see docs/damaged-files.md.
+        check: when rows are compared with their digests in the file as they are read: "always", "first" (the first time
+            that this loader, or each worker process, reads a row) or None; see `PackedDataset`. "auto": as the dataset
+            says, by default "first".
+        on_damage: "raise", or "skip": a damaged row is replaced by the next good row of its batch and marked
+            `valid=False`. `stats` counts and lists damaged rows, and the first one is logged. A batch without a good
+            row is an error.
+        timeout: seconds for which `next()` waits for a batch, as in torch's `DataLoader`; the first wait includes the
+            workers' start. Then a `WorkerTimeoutError` names the sample in progress, with its worker's stack; a hanging
+            process is ended, a hanging thread left alone. 0: it waits without limit, and a warning after a minute says
+            the same.
         batch: "stack": images of one size, as the file has them or as the first transforms make them. "list": the batch
             has a list of images (C, h, w), each of its own size, and of masks (h, w); other fields, as boxes, are
             tensors. "pad": the same samples at the top left of one tensor, with zeros around them (masks:
             `ignore_index`); `batch.pixel_mask` says which pixels are image. Transforms run on each image by itself.
         pad_to: height and width of padded batches are multiples of it.
-        cache_dir: folder for that packed file, where a folder is given.
-        group_by: "aspect": batches hold images of like height to width, so that less of them is padding. Which rows an
-            epoch covers, ends, ranks and resuming stay as without it.
+        cache_dir: folder for the packed file, where `source` is a folder or archive.
+        group_by: "aspect": batches hold images of similar aspect ratio, so that they need less padding. An epoch's
+            rows, ends, ranks and resuming stay as without it.
 
     Raises:
-        OptionError: an argument has no meaning, or there is not one whole batch.
+        OptionError: an argument is invalid, or the rows do not fill one batch.
         MissingFileError, FormatError, FileChangedError: the file is absent, cannot be read, or changed.
-        DamagedRowError: (while iterating) a row is no longer what was packed.
+        DamagedRowError: (while iterating) a row has changed since it was packed.
         ShareError: rank and world size are not known, or with "node" the nodes, or nodes are not alike; (later, with
             echo="auto") a rank does not answer.
         WorkerError: (while iterating) the user's code raised an error, or a worker process died.
@@ -263,11 +262,11 @@ class FastLoader:
         self._feed_of_parent: Feed | None = None
         self._batches = EpochsAhead(self._options)
         self._pid = os.getpid()
-        # Two threads may begin iterations; the later one's stays. Taken before that of an iteration, never after it.
+        # Two threads may begin iterations; the later one's stays. Taken before an iteration's lock, never after it.
         self._lock, self._lock_pid = threading.RLock(), self._pid
 
     def __new__(cls, *_: object, **words: object) -> Self:  # which also gets arguments that `__init__` does not have
-        """Raises OptionError for arguments that there are not, as those of torch's `DataLoader`, with what is meant."""
+        """Raises OptionError for unknown arguments, such as torch's `DataLoader` has, and names the replacement."""
         answer(words, inspect.signature(cls.__init__))
         return super().__new__(cls)
 
@@ -297,15 +296,15 @@ class FastLoader:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def with_(self, **changes: Any) -> FastLoader:
-        """Returns a loader over the same open file with some arguments changed, which goes on where this one stands.
+        """Returns a loader over the same open file with some arguments changed, which continues at this one's position.
 
-        Within an epoch it gives the rest of it, else the epoch that would come next, with the draws of that epoch: so
-        batch size, transforms and echo change by epoch or in the middle of one, as for progressive resizing. Where the
-        order changes (by source, shuffle, seed, group_by, or share from or to "elastic"), it begins the epoch anew.
+        Within an epoch it yields the rest of it, else the next epoch, with that epoch's random numbers: so batch size,
+        transforms and echo can change between epochs or within one, as for progressive resizing. Where the order
+        changes (by source, shuffle, seed, group_by, or share from or to "elastic"), it begins the epoch anew.
 
         Raises:
             OptionError, ShareError: as for a new loader.
-            StateError: the rest of the epoch cannot be given with other ranks or caches.
+            StateError: the rest of the epoch cannot be read with other ranks or caches.
         """
         answer(changes, inspect.signature(FastLoader.__init__))
         with self._alone():
@@ -330,7 +329,7 @@ class FastLoader:
         return self.iterate()
 
     def iterate(self, probe: Probe | None = None) -> Iterator[Batch]:
-        """Begins a new iteration as `iter()`; `probe`, of a `Meter`, records the timing of each batch."""
+        """Like `iter(loader)`, but records each batch's timing in `probe`, which belongs to a `Meter`."""
         with self._alone():
             return self._iterate(probe)
 
@@ -360,7 +359,7 @@ class FastLoader:
         return cast("Iterator[Batch]", iteration)  # a DictBatch for samples that are dicts
 
     def _read_packed(self) -> None:
-        """Goes over from a folder to its packed file, if that is complete by now."""
+        """Switches from a folder to its packed file, if that is complete by now."""
         data = self._options.data
         if isinstance(data, PackedInput) and (dataset := data.dataset.packed()) is not data.dataset:
             self._batches.close()
@@ -382,7 +381,7 @@ class FastLoader:
         return object_html("FastLoader", *description(self._options, self.echo))
 
     def _find_rank(self) -> None:
-        """Makes the loader anew where torch.distributed, initialized since, says another rank; before any iteration."""
+        """Makes the loader anew if torch.distributed was initialized since, with another rank; before any iteration."""
         if self._make is None or not asks_process(self._share_option):
             return
         now = process_group()
@@ -396,9 +395,9 @@ class FastLoader:
             self.set_epoch(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Lets the next iteration be that epoch, from 0 on.
+        """Sets the epoch of the next iteration, from 0 on.
 
-        A loaded state of the same epoch stays loaded: what is left of it comes, after its last batch nothing.
+        A loaded state of the same epoch stays loaded: the iteration yields the rest of it, maybe nothing.
         """
         self._epochs.set_epoch(epoch)
 
@@ -409,7 +408,7 @@ class FastLoader:
 
     @property
     def echo(self) -> Echo:
-        """How often each batch is used, as the loader was made."""
+        """How often each batch is used: the argument `echo`."""
         echo: Echo = self._given["echo"]
         return echo
 
@@ -426,8 +425,7 @@ class FastLoader:
     def state_dict(self) -> dict[str, Any]:
         """Returns the loader's position, the same on every rank; numbers, strings and lists only.
 
-        Taken in the loop body it counts the batch in hand as done, and is of the epoch that runs, also after
-        `set_epoch` there.
+        In the loop body it counts the current batch as done, and is of the running epoch, also after `set_epoch` there.
         """
         self._find_rank()
         running = self._running() is not None
@@ -440,10 +438,10 @@ class FastLoader:
         return self._epochs.state(position, next_echo=next_echo)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Lets the next iteration be the rest of the saved epoch, also with another world or batch size.
+        """Makes the next iteration the rest of the saved epoch, also with another world or batch size.
 
-        An epoch that was finished when it was saved is followed by the next one. Batches that were to be used again
-        (echo) are used as they would have been; where world, batch size or echo differ now they count as done.
+        If the saved epoch was finished, the next iteration is the next epoch. Batches that were to be used again (echo)
+        are; where world size, batch size or echo differ now, they count as done.
 
         Raises:
             StateError: the state belongs to another file, seed or shuffle, or is damaged.
@@ -462,13 +460,13 @@ class FastLoader:
     def stats(self) -> LoaderStats:
         """Samples, steps, seconds and bytes of the current iteration, or of the last one.
 
-        On a device, waits that are not over yet are not counted in the loop. After it, this waits until the device has
-        come to the last batch, a few steps at most.
+        On a device, pending waits are not counted during the loop. After it, this waits until the device has reached
+        the last batch, a few steps at most.
         """
         return self._counter.snapshot()
 
     def close(self) -> None:
-        """Ends a running iteration and closes the file. Batches handed over stay valid, and `iter()` opens it again."""
+        """Ends a running iteration and closes the file. Yielded batches stay valid, and `iter()` opens it again."""
         if self._is_finalizing():
             return  # from a generator that outlived its script; see Iteration.close
         with self._alone():
@@ -486,7 +484,7 @@ class FastLoader:
 
     def _alone(self) -> AbstractContextManager[object]:
         """Keeps other threads from beginning and ending iterations."""
-        if self._lock_pid != os.getpid():  # a thread that this process does not have may hold it
+        if self._lock_pid != os.getpid():  # forked: a thread of the parent may hold it
             self._lock, self._lock_pid = threading.RLock(), os.getpid()
         return self._lock
 
@@ -511,7 +509,7 @@ class FastLoader:
         """Returns the feed, which is kept from one epoch to the next, but not across a fork."""
         options = self._options
         if self._pid != os.getpid():
-            # Kept, though of no use: freeing memory of the device takes a device, which a forked child does not have.
+            # Kept, though of no use: freeing device memory needs the device, which a forked child cannot use.
             self._feed_of_parent = self._feed if isinstance(self._feed, CachedFeed) else None
             self._feed, self._batches, self._pid = None, EpochsAhead(options), os.getpid()
         if self._auto is not None:

@@ -6,7 +6,7 @@ every header (`survey`, `decisions`), lets worker processes make and write rows 
 
 Read `engine` first: how rows are cut into tasks, and where they are written. Unfinished work lies in
 `OUT.h5.part` and `OUT.h5.journal`, and the same call continues it after a kill (`begin`, `journal`). `shards` packs a
-dataset as several files, and `index` makes one dataset of them. Other machines pack shards by a `plan_file`, those of a
+dataset as several files, and `index` makes one dataset of them. Other machines pack shards by a `plan_file`, nodes of a
 cluster by `on_engine`.
 
 Imports `sources`, `images`, `format` and below; never `read`, the loader or torch.
@@ -129,13 +129,13 @@ def pack_images(
             encoded bytes, paths; or a mapping of splits to such objects. Each item that is no path is read twice and
             must be the same both times.
         output: the file to make. Until it is complete, `.part` and `.journal` files lie next to it, and for a time
-            `.masks` and `.meta`. Or its URL: it is made in a folder `pack-...` in that of `remote.cache`, each shard
-            by itself, then uploaded, and removed there.
+            `.masks` and `.meta`. Or its URL: it is made in a folder `pack-...` in `remote.cache`, each shard by
+            itself, then uploaded, and removed there.
         layout: name of the layout; recognised by default.
         masks: "auto": masks that are there as files; "none"; "semantic" or "instance": masks of this kind, drawn from
             polygons if the layout has no files of them; "panoptic": COCO's, with columns of their segments.
-        mask_size: "same": masks have the size of their images; "image": those of the same shape, within 1 % of height
-            to width, are brought to it, each value the nearest one.
+        mask_size: "same": masks have the size of their images; "image": masks with the proportions of their images,
+            within 1 %, are resized to it, each value the nearest one.
         mask_values: which values of masks are which classes, in order, such as "0,255" or "0=background,255=person";
             they become 0, 1, ...; "keep": values stay; "auto": masks of 0 and 255 become 0 and 1, others stay.
         palette: file with the colour of each class (red, green, blue, name), for masks of colours.
@@ -149,7 +149,7 @@ def pack_images(
         captions: "all": texts of images are packed as `caption`; "none"; or the most bytes of one, such as "512":
             longer ones are cut.
         root: folder that a table's paths are relative to, or that torchvision's data lie in.
-        download: let torchvision fetch into `root` what is not there.
+        download: let torchvision fetch missing files into `root`.
         boxes: form of the boxes in a table or in COCO's files: "xyxy" (two corners; "yxyx": y before x), "xywh" (a
             corner, width and height), "cxcywh" (the middle, width and height); by default what the format says.
         boxes_of: which image boxes, points, polygons and masks were drawn on: "upright", as it is packed; "stored", as
@@ -175,9 +175,9 @@ def pack_images(
         shards: write so many files, OUT-00000-of-0000N.h5 and so on, and the output as an index over them, which is
             read as one dataset.
         shard_bytes: the same, with as many files as give each about this size.
-        spread: put these files into so many folders in that of the output; 0: into that itself.
+        spread: put these files into so many folders in the output's folder; 0: into that folder itself.
         engine: "ray": read headers and pack the files on the nodes of a Ray cluster, which see source and output.
-        address: of that cluster; None: the one that this machine belongs to; "local": this machine alone.
+        address: of that cluster; None: the cluster that this machine belongs to; "local": this machine alone.
         limit: pack only so many samples, spread evenly over the source.
         outside_boxes: boxes that reach out of their image by more than a pixel: "refuse": an error, or with on_error
             "skip" those images are left out; "clip": cut to the image; "keep": packed as they are.
@@ -223,7 +223,7 @@ def plan_images(source: str | Path | Sequence[Any], output: str | Path, **option
     Args:
         source: as in `pack_images`.
         output: the index that the shards are to have, or its URL; they will lie in its folder.
-        options: those of `pack_images`, with `shards` or `shard_bytes`.
+        options: as for `pack_images`, with `shards` or `shard_bytes`.
 
     Raises:
         SourceError: the source cannot be packed as it is.
@@ -322,7 +322,7 @@ def _listed(arguments: Mapping[str, Any]) -> Iterator[tuple[PackJob, PackPool]]:
     from fastload.sources.objects import reads_objects
 
     if (address := arguments["address"]) is not None and arguments["engine"] is None:
-        raise OptionError(f"`--address {address}` is that of a cluster: say which kind it is, `--engine ray`.")
+        raise OptionError(f"`--address {address}` names a cluster: say which kind it is, `--engine ray`.")
     if isinstance(source, (str, Path)):
         source = path_of(source)
     output = path_of(output)
@@ -353,7 +353,7 @@ def _planned(arguments: Mapping[str, Any]) -> tuple[PackJob, ShardPlan]:
 def pack_listing(job: PackJob, workers: int | None = None, journal: Journal | None = None) -> PackReport:
     """Packs a listing that is made already; otherwise as `pack_images`.
 
-    `journal`: that of the output, where the caller has it locked.
+    `journal`: the output's, where the caller has it locked.
     """
     started = time.perf_counter()
     job = replace(job, output=checked_output(job.output, job.overwrite))

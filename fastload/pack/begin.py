@@ -1,6 +1,6 @@
 """The beginning of a pack: a new one, or after the tasks that an interrupted call of the same pack has left whole.
 
-`begin_or_resume` compares the journal with what is asked for now, and takes the headers of images from it if no source
+`begin_or_resume` compares the journal with the current call, and takes the headers of images from it if no source
 file changed. Tasks are kept whose source files are the same and whose rows lie in the file as they were written.
 """
 
@@ -206,7 +206,7 @@ def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None, pool: Pa
 def own_files(job: PackJob, found: JournalContents | None) -> list[Path]:
     """Returns the unfinished files besides the journal; `OUT.h5.masks` if the journal names it, or cannot be read.
 
-    `OUT.h5.meta` is the pack's, too, if there is a journal: a pack does not begin beside one of somebody else.
+    `OUT.h5.meta` is the pack's, too, if there is a journal: a pack does not begin next to somebody else's.
     """
     if found is None:
         named = {job.part.name, job.masks.name} if os.path.lexists(job.part) else set()

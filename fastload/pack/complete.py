@@ -1,8 +1,8 @@
 """The complete file of a pack: HDF5 makes metadata around the rows that workers wrote, and compressed chunks.
 
 HDF5 itself writes only into memory: a sparse file of the same layout, whose bytes other than pixels are then copied to
-the rows in `OUT.h5.part`; or with all rows into `OUT.h5.meta`, if those of images are compressed in chunks or do not
-lie where they belong. Until then rows stay where they were written, so that this can be repeated.
+the rows in `OUT.h5.part`; or with all rows into `OUT.h5.meta`, if images are compressed in chunks or do not lie where
+they belong. Until then rows stay where they were written, so that this can be repeated.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def as_upright(
 ) -> tuple[Listing, dict[int, str], list[str]]:
     """Returns the listing with coordinates in pixels of the upright images, {sample: why it has none}, and notes.
 
-    Headers are those of all samples, zero where unknown.
+    Headers are of all samples, zero where unknown.
 
     Raises:
         OptionError: boxes are said to be of images of a declared size, and none is declared.
@@ -92,7 +92,7 @@ def with_boxes_inside(
 ) -> tuple[Listing, dict[int, str], list[str]]:
     """Returns the listing, why samples are left out and notes: boxes within their images, or as `--outside-boxes` says.
 
-    `reasons` are those of samples that are left out already.
+    `reasons`: why samples are left out already.
 
     Raises:
         SourceError: boxes look like two corners, and are said to be a corner and a size.
@@ -291,7 +291,7 @@ def count_lost_boxes(before: Listing, after: Listing, samples: NDArray[np.int64]
 def _with_each(
     listing: Listing, known: NDArray[np.bool_], change: Callable[..., NDArray[np.float32]], *by_sample: NDArray[Any]
 ) -> Listing:
-    """Returns the listing with all coordinates as float32: those of known samples changed, those of others 0.
+    """Returns the listing with all coordinates as float32: known samples' changed, others' 0.
 
     `change` is given values, their kind, and the arrays by sample.
     """

@@ -44,7 +44,7 @@ _MODES = {1: "gray", 3: "RGB", 4: "RGBA"}
 
 @dataclass(frozen=True)
 class RaggedPlan:
-    """How each row of a dataset is made; decided before packing begins, and picklable for the workers."""
+    """The form of each row of a dataset; decided before packing begins, and picklable for the workers."""
 
     channels: int
     dtype: np.dtype[Any]  # of every decoded image
@@ -278,8 +278,8 @@ def few_of_16_bits(headers: NDArray[np.void]) -> dict[int, str]:
 def row_lengths(plan: RaggedPlan, headers: NDArray[np.void], listing: Listing) -> dict[str, NDArray[np.int64]]:
     """Returns int64 (N,) for "images" and, if there are any, "masks": bytes of each row, before the codecs.
 
-    Exact for pixels, for kept files and for rows of a packed file, estimated for new JPEGs. Headers are those of the
-    whole listing.
+    Exact for pixels, for kept files and for rows of a packed file, estimated for new JPEGs. Headers are the whole
+    listing's.
     """
     pixels = np.prod(row_sizes(plan, headers), axis=1)
     images: Any = listing.files

@@ -58,7 +58,7 @@ ROW = np.dtype(
 )
 """A row that was made: its number in the order of packing, its digest, the bytes of its image and its mask, and the
 values of its `EncodedRow`; warned is 1 for a JPEG that libjpeg warns of. chunked is 1 where the row belongs to
-chunks that are compressed already: the length of each is that of its first row, that of the others 0."""
+chunks that are compressed already: its first row has the chunk's length, the others 0."""
 
 
 SAME_SHAPE = "another size of the same shape"
@@ -82,9 +82,9 @@ class Amiss(NamedTuple):
 
 
 Fill = Callable[[NDArray[np.int64], Target, NDArray[Any], NDArray[np.void]], Amiss]
-"""`fill(samples, target, out, headers)`: decodes samples into the rows of out, and returns those amiss by index.
+"""`fill(samples, target, out, headers)`: decodes samples into the rows of out, and returns unusable ones by index.
 
-headers are HEADERS (n,), or empty: a sample whose size is no longer that of its header is then an error."""
+headers are HEADERS (n,), or empty: a sample whose size differs from its header's is then an error."""
 
 
 class Headers(NamedTuple):
@@ -280,7 +280,7 @@ def reason_of_mask(reason: str) -> str:
 class RowEncoder:
     """Makes the rows of one dataset whose images have varying lengths; not to be shared by threads.
 
-    Images and masks are those of the whole listing. Under the encoding "keep" images also have `encoded(i)`, which
+    Images and masks are the whole listing's. Under the encoding "keep" images also have `encoded(i)`, which
     returns the EncodedRow of sample i, with or without its mask.
     """
 
@@ -293,7 +293,7 @@ class RowEncoder:
         strict: bool = False,
         begin: Begin = _read_any,
     ) -> None:
-        """Prepares the encoder; strict: also JPEGs that are kept as they are get decoded, to see what is amiss."""
+        """Prepares the encoder; strict: JPEGs that are kept as they are get decoded, too, to find damage."""
         self._strict, self._begin = strict, begin
         self._images = images
         self._read = images.read if isinstance(images, Files) else None

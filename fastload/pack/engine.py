@@ -7,7 +7,7 @@ which worker was faster, a skipped sample never gets an offset, and nothing is m
 
 | file | content |
 | --- | --- |
-| `OUT.h5.part` | rows of images from byte 4096 on, and those of masks behind them if that place is known beforehand |
+| `OUT.h5.part` | rows of images from byte 4096 on, and rows of masks behind them if that place is known beforehand |
 | `OUT.h5.masks` | else the rows of masks |
 | `OUT.h5.journal` | what is packed, and each task when its rows are written |
 | `OUT.h5.meta` | the complete file, where it cannot be made in `OUT.h5.part`, as with compressed chunks |
@@ -173,7 +173,7 @@ class PackTasks:
         return last.base + self.survey.dataset_bytes[last.name] if known else IMAGES_OFFSET
 
     def bytes_to_come(self, done: Collection[TaskRecord], pool: PackPool) -> int:
-        """Returns about how many bytes the file and those beside it will need more than they have, at most at once.
+        """Returns about how many more bytes the file and the files next to it will need, at most at once.
 
         Compressed chunks are copied into `OUT.h5.meta` while rows still lie in their streams, as are masks from their
         own file.

@@ -103,7 +103,7 @@ class PackReport:
 def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal, threads: int) -> PackReport:
     """Makes the complete file, synced to disk, gives it its final name, removes what only packing needed, and reports.
 
-    The records are those of all tasks; `threads` compress. Raises SourceError if no sample could be packed; OutputError
+    The records are of all tasks; `threads` compress. Raises SourceError if no sample could be packed; OutputError
     if the disk is full, or the output was made meanwhile: what was packed stays.
     """
     job, survey = tasks.job, tasks.survey
@@ -149,7 +149,7 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
 
 
 def _copy_permissions(old: Path, new: Path) -> None:
-    """Gives a file the permissions of the one that it replaces, and its group, where that is allowed."""
+    """Gives a file the permissions of the file that it replaces, and its group, where that is allowed."""
     with suppress(FileNotFoundError):
         before = os.stat(old)
         with suppress(PermissionError):
@@ -159,7 +159,7 @@ def _copy_permissions(old: Path, new: Path) -> None:
 
 
 def _clean_up(job: PackJob, files: Iterable[Path], journal: Journal) -> None:
-    """Removes what only packing needed, the journal last: it says whose the others are. That of a part stays."""
+    """Removes what only packing needed, the journal last: it says whose the others are. A part's journal stays."""
     parts = [path for part in job.parts for path in (part, journal_path(part))]
     there = [path for path in dict.fromkeys([*files, *parts]) if os.path.lexists(path)]
     for path in there:

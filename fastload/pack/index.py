@@ -35,7 +35,7 @@ _MOST_SPLITS = 256
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What an index holds.
+    """The contents of an index.
 
     Attributes:
         path: the index.
@@ -65,7 +65,7 @@ def index_files(
 
     Args:
         files: one or more packed files with the same fields, shapes, dtypes and classes, in the folder of the output
-            or below it; or their URLs, if that of the output is one: headers are then read by ranges.
+            or below it; or their URLs, if the output's is given as one: headers are then read by ranges.
         output: the index, or its URL, which is written only if it is not there meanwhile.
         overwrite: replace an output that exists.
         remote: how objects behind URLs are requested.
@@ -126,7 +126,7 @@ def index_packed(paths: Sequence[Path], output: Path, *, overwrite: bool) -> Ind
 def index_objects(paths: Sequence[Path], output: Path, *, overwrite: bool) -> IndexReport:
     """Writes the index of objects, from copies of all but their pixels; see `index_files`.
 
-    Without `overwrite` it is written only if there is none; the same index, of another process, is as good.
+    Without `overwrite` it is written only if there is none; an equal index, by another process, counts as written.
     """
     if not isinstance(output, ObjectPath):
         raise OptionError(
@@ -169,7 +169,7 @@ def _same_bytes(path: ObjectPath, local: Path) -> bool:
 def write_index(
     output: Path, headers: Sequence[PackedFile], shards: Shards, splits: dict[str, int], *, overwrite: bool
 ) -> None:
-    """Writes the index of shards whose headers are these; each split's rows follow those of the one before."""
+    """Writes the index of shards whose headers are these; each split's rows follow the rows of the split before."""
     first = headers[0]
     fields = {name: _described(name, headers) for name in first.fields}
     ragged = [name for name, field in first.fields.items() if field.ragged is not None]

@@ -1,4 +1,4 @@
-"""The journal of an unfinished pack, `OUT.h5.journal`: what is being packed, and which rows are written.
+"""The journal of an unfinished pack, `OUT.h5.journal`: its source and options, and which rows are written.
 
 After MAGIC come records, which are only appended: XXH3-64 of the body with the number as seed, number, length (8
 bytes each), and the body. The first says what is packed, with the table of source files; then comes one for each task
@@ -72,7 +72,7 @@ class TaskRecord:
     count: int
     sources: int  # XXH3-64 of its samples' part of the table of sources
     starts: tuple[int, ...]  # for each stream, where the rows before it end; () until that is known
-    checks: tuple[int, ...]  # for each stream, XXH3-64 over those of its rows' bytes
+    checks: tuple[int, ...]  # for each stream, XXH3-64 over the XXH3-64s of its rows' bytes
     rows: NDArray[np.void]  # ROW (n,), the rows that were made
     reasons: dict[int, str]  # row -> why it was skipped
     warnings: dict[int, str] = field(default_factory=dict)  # row -> what libjpeg warns of in its JPEG

@@ -1,13 +1,13 @@
 """An output behind a URL: packed in a folder of this machine, then uploaded whole.
 
-The folder, `pack-...` in that of `Remote.cache`, holds what an output on this disk would have next to it while it is
+The folder, `pack-...` in `Remote.cache`, holds what an output on this disk would have next to it while it is
 being packed; when the object is complete in the store, it is removed. A call after a kill continues there.
 
 | file in the folder | content |
 | --- | --- |
 | `OUT.h5.part`, `.journal`, ... | an unfinished pack, see `engine` |
 | `OUT.h5.lock` | locked by the call that packs |
-| `OUT.h5`, `OUT.h5.packed` | the complete file, and of what it was packed, until it is uploaded |
+| `OUT.h5`, `OUT.h5.packed` | the complete file, and a record of its source, until it is uploaded |
 """
 
 from __future__ import annotations

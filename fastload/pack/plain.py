@@ -1,6 +1,6 @@
 """Objects as JSON and arrays, for other machines: unlike a pickle, reading them runs no code but fastload's.
 
-What is known: numbers, texts, bytes, containers, paths, dtypes, arrays, and the dataclasses of the packages in
+Supported: numbers, texts, bytes, containers, paths, dtypes, arrays, and the dataclasses of the packages in
 `_PACKAGES`, by their names. A reader that other samples share something with (`compact`) is written without it.
 """
 
@@ -34,7 +34,7 @@ def to_bytes(value: Any) -> bytes:
 
 
 def from_bytes(data: bytes) -> Any:
-    """Returns the value that `to_bytes` was given. ValueError, KeyError, TypeError: it is none."""
+    """Returns the value that `to_bytes` was given. ValueError, KeyError, TypeError: it is invalid."""
     with np.load(io.BytesIO(data), allow_pickle=False) as members:
         return _value(json.loads(members[_STRUCTURE].tobytes()), members)
 

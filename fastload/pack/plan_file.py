@@ -58,7 +58,7 @@ _FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # of a zip: the same plan has the same byte
 
 @dataclass(frozen=True)
 class PlanFile:
-    """What a plan says of the whole dataset.
+    """A plan's facts about the whole dataset.
 
     Attributes:
         path: the plan.
@@ -69,7 +69,7 @@ class PlanFile:
         identities: of each shard, hex: of its samples' files, and of what was decided about the whole dataset.
         release: of fastload.
         decoder: versions of the libraries that decode.
-        temporary: whether it is that of a call on an engine, which replaces and removes it unasked.
+        temporary: whether a call on an engine made it, which replaces and removes it unasked.
         converted: how many images are changed in kind, by a description.
         skipped: (key, reason) of each sample left out.
         notes: what was recognised in the source, what was absent or ignored, and what was chosen.
@@ -94,7 +94,7 @@ class PlanFile:
 
         Raises:
             MissingFileError: it is not there.
-            FormatError: it is none, or of another release.
+            FormatError: it is no plan, or of another release.
         """
         with _opened(path) as archive:
             head = json.loads(archive.read(_HEAD))
@@ -122,7 +122,7 @@ class PlanFile:
 
         Raises:
             OptionError: there is no such shard.
-            ResumeError: this process has another release, or other libraries, than the one that made the plan.
+            ResumeError: this process has another release, or other libraries, than the process that made the plan.
         """
         if not 0 <= number < self.num_shards:
             raise OptionError(f"{self.path}: there is no shard {number}; it has 0 to {self.num_shards - 1}.")
@@ -144,7 +144,7 @@ class PlanFile:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Opens a plan; MissingFileError or FormatError: it is missing, or what is read of it is none."""
+    """Opens a plan; MissingFileError or FormatError: it is missing, or is no plan."""
     try:
         with open_binary(path) as file, zipfile.ZipFile(file) as archive:
             yield archive
@@ -159,7 +159,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def is_plan(path: str | Path) -> bool:
-    """Whether a path is that of a plan, by its name."""
+    """Whether a path names a plan, by its ending."""
     return str(path).endswith(SUFFIX)
 
 
@@ -328,12 +328,12 @@ def index_plan(
         remote: how objects behind URLs are requested.
 
     Raises:
-        PackError: shards are missing, or not those of the plan; it names them.
+        PackError: shards are missing, or do not belong to the plan; it names them.
         OptionError, OutputError, FormatError: as `index_files`.
     """
     if is_plan(output):
         raise OutputError(
-            f"{output}: this ending is that of plans. Name the index, such as {str(output).removesuffix(SUFFIX)}."
+            f"{output}: plans have this ending. Name the index, such as {str(output).removesuffix(SUFFIX)}."
         )
     with requests_as(remote):
         output = path_of(output)

@@ -60,7 +60,7 @@ LONG_S = 60.0
 _LOOK_S = 5.0
 
 _TOLD = 400
-"""Characters of what a failed packer said."""
+"""Characters of a failed packer's output."""
 _END_S = 5.0
 _LOW_PRIORITY = 10
 
@@ -169,7 +169,7 @@ class PackPool:
 
         With `locate` each task has two steps: `work` keeps rows in `Worker.unwritten`, `locate` is called in this
         process with its results, in the order of the tasks, and then the same worker writes what that returns. When it
-        raises, what was located before is written, and its results come first. `work` and `write` can be imported;
+        raises, the rows located before are written, and their results come first. `work` and `write` can be imported;
         their exceptions are raised here. Where a worker process dies, the samples of its task are tried in processes of
         their own; those that end these, too, are left out as if they could not be decoded, and another process does the
         task. PackError if there are none.
@@ -316,8 +316,8 @@ class PackPool:
     ) -> Connection:
         """Returns another process in the place of a dead one, after samples of its task that end processes were found.
 
-        Raises PackError if there are none, or it was at no task that reads samples. Those of tasks that it did `before`
-        may have written past their memory: they are named then.
+        Raises PackError if there are none, or it was at no task that reads samples. Samples of tasks that it did
+        `before` may have written past their memory: they are named then.
         """
         number = self._numbers[dead]
         at, how = self._at(number), self._buried(dead)
@@ -519,7 +519,7 @@ def _fork(fd: int, parent: int, places: int, number: int) -> int:
         null = os.open(os.devnull, os.O_RDWR)
         for inherited in map(int, os.listdir("/proc/self/fd")):
             if inherited not in (1, 2, fd, parent, places, null):
-                with suppress(OSError):  # that of the listing, which is closed already
+                with suppress(OSError):  # the listing's own descriptor is closed already
                     os.fstat(inherited)
                     os.dup2(null, inherited)
         serve(fd, parent, places, number)

@@ -41,7 +41,7 @@ PAGE_BYTES = IMAGES_OFFSET  # what a shard's pixels are to be a multiple of
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """How a dataset is cut into shards.
+    """Options for cutting a dataset into shards.
 
     Attributes:
         count: their number; None: as many as `num_bytes` says.
@@ -211,7 +211,7 @@ def pack_shards(job: PackJob, plan: ShardPlan, pack: Callable[[PackJob], PackRep
 
 
 def joined_report(survey: Survey, reports: Sequence[PackReport], index: IndexReport, started: float) -> PackReport:
-    """Returns the report of an index, given those of its shards, in order."""
+    """Returns the report of an index, given its shards' reports, in order."""
     seconds = time.perf_counter() - started
     made = sum(report.num_samples for report in reports if report.chunks_decoded)
     return replace(

@@ -299,7 +299,7 @@ def _check_masks_and_coordinates(listing: Listing, options: PackOptions, source:
 
 
 def _mask_dtype(listing: Listing, *, large: bool) -> np.dtype[Any]:
-    """Returns uint8, or uint16 for masks that hold numbers above 255; `large`: headers told of some that do."""
+    """Returns uint8, or uint16 for masks that hold numbers above 255; `large`: headers showed such masks."""
     if (masks := listing.masks) is None:
         return np.dtype(np.uint8)
     known = masks.dtype or (masks.files.dtype if isinstance(masks.files, Arrays) else None)
@@ -413,7 +413,7 @@ def unreadable(job: PackJob, bad: list[tuple[str, str]], total: int) -> str:
     of_exif = sum(EITHER_WAY in reason or reason.endswith(BEFORE_EXIF) for _, reason in bad)
     if of_exif:
         fix = STORED_MASKS
-        what = "masks may be those of the unturned images" if of_exif == len(bad) else "samples cannot be used"
+        what = "masks may belong to the unturned images" if of_exif == len(bad) else "samples cannot be used"
     if of_sizes := [reason for _, reason in bad if DECLARED in reason]:
         fix = ways_out(of_sizes, job.options.source.boxes_of)
         what = "images have another size than declared" if len(of_sizes) == len(bad) else "samples cannot be used"

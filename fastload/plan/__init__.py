@@ -1,10 +1,10 @@
 """Decides which rows each batch of an epoch holds, on every rank, before anything is read.
 
-Goes in: a range of rows, seed, epoch, ranks, batch size, options. Comes out: `EpochPlan`, whose `batches(rank)` yields
-row numbers lazily; states to go on from. All of it is a pure function of its arguments, in O(1) memory in the number of
+Input: a range of rows, seed, epoch, ranks, batch size, options. Output: `EpochPlan`, whose `batches(rank)` yields row
+numbers lazily, and states for resuming. All of it is a pure function of its arguments, in O(1) memory in the number of
 rows.
 
-Read first: `epoch` (`EpochPlan`), then what it is made of: `shuffle` (the options), `order` (an epoch's rows in
+Read first: `epoch` (`EpochPlan`), then its parts: `shuffle` (the options), `order` (an epoch's rows in
 sequence, by the keyed bijection of `permutation`), `weighted` and `class_batches` (rows drawn instead), `shares` (the
 sequence cut among ranks). Then `echo_schedule` (which steps use each batch), `state` and `cursor` (where a run stands),
 `randomness` (how far an order is from a random one).

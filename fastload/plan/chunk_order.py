@@ -34,7 +34,7 @@ class ChunkWindow:
 
 @dataclass(frozen=True, eq=False)
 class ChunkPieces:
-    """Where the rows of an array are cut into chunks anew: at the first row of each piece, the rows of one shard.
+    """The rows of an array where cutting into chunks starts anew: the first row of each piece, the rows of one shard.
 
     Attributes:
         begins: int64 (P,), the first row of each piece, ascending, the first one 0.

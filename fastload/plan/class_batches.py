@@ -20,13 +20,13 @@ _NAMED = 5  # classes that a message names
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ClassBatches:
-    """A shuffle whose every batch holds so many samples of each of so many classes, next to one another.
+    """A shuffle whose batches hold `samples` samples of each of `classes` classes, class by class.
 
-    Classes come in rounds: each round is a new random order of all of them, cut into batches. Those that fill no batch
-    are left out of a round. A class that comes again goes on with its next samples, in a random order of its own, which
-    is a new one when fewer than `samples` are left. So samples of rare classes come several times in an epoch, with
-    other random transforms each time. An epoch has as many batches as its dataset's samples with a class fill. Ranks
-    get whole batches.
+    Classes come in rounds: each round is a new random order of all classes, cut into batches; classes that do not fill
+    the last batch are left out of the round. A class that comes again continues with its next samples, in a random
+    order of its own, which is drawn anew when fewer than `samples` are left. So samples of rare classes come several
+    times in an epoch, with other random transforms each time. An epoch has as many batches as the dataset's samples
+    with a class fill. Ranks get whole batches.
 
     >>> ClassBatches(classes=8, samples=4)
     ClassBatches(classes=8, samples=4, field='labels')
@@ -34,12 +34,12 @@ class ClassBatches:
     Attributes:
         classes: classes of a batch, 1 or more.
         samples: samples of each of them, 1 or more. The batch_size is classes * samples.
-        field: name of a field of classes, of which the loader or sampler reads those of its dataset; or whole numbers,
-            (N,), the class of each of its samples. Samples of a negative number have no class, and never come.
-        names: names of the classes, for messages; those of the dataset, if the field is named.
+        field: name of a field of classes, which the loader or sampler reads from its dataset; or whole numbers, (N,),
+            the class of each of its samples. Samples of a negative number have no class, and never come.
+        names: names of the classes, for messages; the dataset's, if the field is named.
 
     Raises:
-        OptionError: an argument has no meaning; (later) the dataset has no such field, fewer classes, or a class has
+        OptionError: an argument is invalid; (later) the dataset has no such field, fewer classes, or a class has
             fewer samples.
     """
 

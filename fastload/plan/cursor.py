@@ -1,4 +1,4 @@
-"""How far an epoch is, and which comes next: one cursor for the loader and for samplers, saved in states.
+"""The position in an epoch, and the next epoch: one cursor for the loader and for samplers, saved in states.
 
 A step is in a loader the use of a batch, in a sampler the sample or batch drawn.
 """
@@ -19,7 +19,7 @@ from fastload.plan.state import PlanState, check_state, saved_form, state_from_d
 
 @dataclass
 class Position:
-    """How far an iteration of an epoch is; a state saves it."""
+    """The position of an iteration within its epoch; a state saves it."""
 
     plan: EpochPlan  # of the epoch, or of what was left of it when it was resumed
     schedule: EchoSchedule | None = None  # of the plan's batches; None: the echo factor is not chosen yet
@@ -105,7 +105,7 @@ class EpochCursor:
         return position
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of an epoch; a loaded rest of that very epoch stays loaded."""
+        """Sets the epoch of the next iteration; a loaded rest of that very epoch stays loaded."""
         check_whole("epoch", epoch, least=0)
         for loaded in (self.next, self._finished):
             if loaded is None or loaded.plan.epoch != epoch:
@@ -146,7 +146,7 @@ class EpochCursor:
         )
 
     def checked(self, state: object) -> PlanState:
-        """Returns a user's state. Raises StateError if it is none, or of other data or another order."""
+        """Returns a user's state. Raises StateError if it is invalid, or of other data or another order."""
         if not isinstance(state, Mapping):
             raise StateError(f"load_state_dict() takes a dict of state_dict(), got {type(state).__name__}.")
         loaded = state_from_dict(dict(state))
@@ -171,14 +171,13 @@ class EpochCursor:
     ) -> Position:
         """Returns how far a state leaves its epoch in a loader, maybe with other ranks, batches, echo or pieces.
 
-        The epoch's order stays that of the fixed pieces that began it; the next one has the loader's own. A loader that
+        The epoch keeps the order of the fixed pieces that began it; the next one has the loader's own. A loader that
         caches rows on its device takes over the fixed shares of a state, for good.
 
         Args:
             state: of `checked`.
             schedule_of: returns the schedule of so many batches, of an epoch that began with the state's echo factor.
-            on_device: whether the loader caches rows on its device: those of its share where the plan has fixed shares,
-                else all.
+            on_device: whether the loader caches rows on its device: its share's if the plan has fixed shares, else all.
 
         Raises:
             StateError: the state counts more steps than its batches have, or was saved within an epoch of other shares

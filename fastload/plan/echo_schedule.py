@@ -73,13 +73,13 @@ class EchoSchedule:
     """Which batch each step of an epoch uses.
 
     A batch is used at the times batch + echo * distance. The steps to come depend on the batches in use and on those to
-    come, not on those that are finished: after step s, at which d of n batches are finished, the schedule goes on as
-    that of n - d batches after step s - d * factor.
+    come, not on finished ones: after step s, at which d of n batches are finished, the schedule goes on like a schedule
+    of n - d batches after step s - d * factor.
     """
 
     num_batches: int  # of the epoch, 0 or more
     factor: int = 1  # times each is used, 1 or more
-    distance: int = 0  # that of `MixedEcho`; 0: the uses of a batch follow one another
+    distance: int = 0  # as in `MixedEcho`; 0: the uses of a batch follow one another
 
     @property
     def num_steps(self) -> int:

@@ -66,14 +66,14 @@ class PlannedBatch(NamedTuple):
 
     Attributes:
         rows: int64, (B,), rows of the file, in the order of the batch. B is the batch size; with ends "exact" the last
-            batch of an epoch has what is left, at least one row.
+            batch of an epoch has the remaining rows, at least one.
         valid: bool, (B,), False for a repeat that is only there to fill the batch, and must not count.
         global_valid: rows that count in this step, over all ranks.
         step: number of the step within the epoch, from 0, finished segments included.
         damaged: valid rows that were planned, and replaced because they are damaged; see `without`.
         times: int64, (B,), a number for each of the times that a row comes in an epoch, 0 for the first (or, where rows
             are drawn, the position in the epoch), so that random transforms draw anew; None: each comes once.
-        spare: int64, (S,), other rows that may take the place of damaged ones, of a batch that is short; None: none.
+        spare: int64, (S,), other rows that may replace damaged ones of a short batch; None: none.
     """
 
     rows: NDArray[np.int64]
@@ -145,7 +145,7 @@ class EpochPlan:
     Ends: "drop" leaves out rows that do not fill a batch on every rank; "exact" has each row once, and a last batch of
     what is left of the share, so that ranks may have one row more or less in it, and one that has none left repeats a
     row, with `valid` False: all take as many steps. "pad" fills the last batch with repeats, which have `valid` False.
-    Repeats are taken from the start of the share. If that is empty, those of rank r begin at row r of what is left of
+    Repeats are taken from the start of the share. If that is empty, rank r's repeats begin at row r of what is left of
     the epoch, counted round: 103 rows over 110 ranks are each there once or twice.
 
     Segments: finished parts of this epoch, one for each change of world or batch size; see `shares`. The rows that each
@@ -185,12 +185,12 @@ class EpochPlan:
         fixed_pieces: number of pieces, each of the same rows in every epoch; 0: none. It divides the world size. Then
             every rank needs a row, unless ends is "drop".
         elastic: whether ranks share each step, and not the epoch; without fixed pieces.
-        begun_pieces: `fixed_pieces` of the plan that began the epoch, as segments are of it; None: those of this one.
+        begun_pieces: `fixed_pieces` of the plan that began the epoch, as segments are of it; None: this plan's.
         groups: int64 (N,), a number for each of the rows: batches hold rows whose numbers are close; see
             `GroupedOrder`. None: any rows. Only where rows are shuffled.
 
     Raises:
-        OptionError: an argument has no meaning.
+        OptionError: an argument is invalid.
         StateError: the segments hold more steps than the epoch, or cannot have begun it with these pieces.
     """
 
@@ -414,8 +414,8 @@ class EpochPlan:
     def chunk_places(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns for each chunk the rank that reads it in this epoch, and the step at which it may first be read.
 
-        The step is that of the beginning of the chunk's window, without shuffling that of its first row. A chunk of
-        which two ranks read a part counts for the one whose part comes first in the sequence. Where segments of other
+        The step is where the chunk's window begins, or its first row if rows are not shuffled. A chunk of which two
+        ranks read a part counts for the rank whose part comes first in the sequence. Where segments of other
         ranks or batch sizes began the epoch, places are those in its whole sequence, had this plan's ranks shared it:
         near the places where the rest is read, and no more. Takes no memory for other chunks than these.
 
@@ -452,7 +452,7 @@ class EpochPlan:
         return merged((*self.segments, Segment(self.world_size, self.batch_size, steps)))
 
     def _share(self, rank: int) -> range:
-        """Returns the positions that one rank shares of the sequence of what is left, those it has read included."""
+        """Returns one rank's positions in the sequence of the remaining rows, including rows that it has read."""
         units = rank_share(self._num_left, rank=rank, world_size=self.world_size)
         return range(units.start * self.unit, units.stop * self.unit)
 
@@ -488,7 +488,7 @@ class EpochPlan:
         return blockwise(sequence_positions, positions)
 
     def _elastic_batches(self, rank: int, start_step: int, stop_step: int) -> Iterator[PlannedBatch]:
-        """Yields batches of elastic shares: of each step the rank's part, in the last one of what is left."""
+        """Yields batches of elastic shares: the rank's part of each step, in the last step of the remaining rows."""
         batch_size, taken, done = self.batch_size, self.world_size * self.batch_size, self._elastic_done
         drawn = is_drawing(self.resolved_shuffle) and self.resolved_shuffle.repeats
         left, step = self.num_positions - done, start_step

@@ -1,4 +1,4 @@
-"""The order of an epoch's rows, before ranks cut batches from it: that of the file, full shuffle, or chunk windows.
+"""The order of an epoch's rows, before ranks cut batches from it: file order, full shuffle, or chunk windows.
 
 Each order maps positions of the epoch's sequence, range(N), one to one to the planned rows of the file, and back. It
 is arithmetic on each position alone: positions may be any, in any number of calls, and N takes no memory. Orders that
@@ -71,7 +71,7 @@ def resolve_shuffle(shuffle: Shuffle, file_shuffled: bool) -> ResolvedShuffle:
         file_shuffled: whether the packer shuffled the file's rows.
 
     Raises:
-        OptionError: shuffle is none of the accepted values, which the message lists.
+        OptionError: shuffle is not one of the accepted values, which the message lists.
     """
     # `is`, since 1 == True and 0 == False, and a 0 meant as a window would silently switch shuffling off.
     if isinstance(shuffle, (ChunkWindow, Weighted, ClassBatches)) or shuffle is False:
@@ -187,7 +187,7 @@ class PieceOrder:
     """Fixed pieces: the rows cut into one contiguous piece a group of ranks, each piece in an order of its own.
 
     Each piece is the union of the shares of as many neighbouring ranks, so cutting the sequence among the same number
-    of ranks gives a group the rows of its own piece in every epoch. Inside the piece the order is that of a plan for
+    of ranks gives a group the rows of its own piece in every epoch. Inside the piece the order is as in a plan for
     these ranks alone: with several, each gets other rows of the piece in each epoch, and windows end with a share. A
     group is a rank, or the ranks of a node. With rows 0..6, 2 ranks and 2 pieces, two epochs of full shuffle:
 
@@ -255,7 +255,7 @@ class PieceOrder:
     def _order(self, piece: int) -> Order:
         if piece not in self._orders:
             own = self._positions(piece)
-            # A seed for each piece, since those of one length would else be permuted alike.
+            # A seed for each piece: pieces of one length would otherwise be permuted alike.
             self._orders[piece] = make_order(
                 self.rows[own.start : own.stop],
                 self.chunk_rows,

@@ -7,7 +7,7 @@ N rows, cut into batches of B, with labels of C classes:
     windows move whole chunks, so they cannot get below about 0.8 / sqrt(chunks). It describes the epoch as a whole, not
     batches, which the next figure does: in a file whose rows were shuffled when packed, the order of the file is a
     random order.
-`label_mix`: how much the labels of a batch differ from those of all rows, as a multiple of full shuffle's: Pearson's
+`label_mix`: how much the labels of a batch differ from all rows' labels, as a multiple of full shuffle's: Pearson's
     chi-square of a batch's label counts, mean over batches, over its expectation (C - 1)(N - B) / (N - 1) for B
     samples drawn from N without replacement. 1: full shuffle. Survey statistics know it as the design effect (Kish,
     "Survey Sampling", 1965): a batch of B tells as much about the label mix as B / label_mix samples drawn at random,

@@ -22,7 +22,7 @@ _KEYS = frozenset(("version", "header_digest", "seed", "epoch", "shuffle", "ends
 
 @dataclass(frozen=True, repr=False)
 class DrawingDigest:
-    """What a state keeps of a shuffle that draws rows by weight or class: enough to tell it from others."""
+    """The digest that a state keeps of a shuffle by weight or class, to tell it from others."""
 
     kind: Literal["weighted", "classes"]
     digest: str
@@ -44,7 +44,7 @@ def saved_form(shuffle: ResolvedShuffle) -> SavedShuffle:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanState:
-    """The data of a run, and the batch that comes next. The same on every rank. Names are those of `EpochPlan`."""
+    """The data of a run, and the batch that comes next. The same on every rank. Names are as in `EpochPlan`."""
 
     header_digest: str  # identifies the packed file
     seed: int
@@ -59,7 +59,7 @@ class PlanState:
     next_echo: int | None = None  # `echo` of the next epoch; None: always the same, 0: not chosen yet
     segments: tuple[Segment, ...] = ()  # finished parts of the epoch: `EpochPlan.segments_after(steps)`
     fixed_shares: bool = False  # whether the epoch's order has as many fixed pieces as ranks began it
-    fixed_pieces: int = 0  # those of its order, if it is another number
+    fixed_pieces: int = 0  # number of its order's fixed pieces, if it is another one
     grouped: bool = False  # whether the plan has `groups`
     elastic: bool = False  # whether ranks share each step
 
@@ -91,7 +91,7 @@ def state_to_dict(state: PlanState) -> dict[str, Any]:
         shuffle = ["aspect", shuffle]
     if state.elastic:
         shuffle = ["elastic", shuffle]
-    # The keys stay those of the first release, so that all releases can load one another's checkpoints.
+    # The keys stay as in the first release, so that all releases can load one another's checkpoints.
     echo: Any = int(state.echo)
     if state.echo_distance:
         echo = ["mixed", echo, int(state.echo_distance)]

@@ -30,7 +30,7 @@ _SLICE = 2**16  # rows whose numbers are worked out at a time
 _RUN = 64  # thresholds that are compared with a number at once
 _COUNTED = 2**20  # numbers of classes below it are counted in an array
 _SUM = 2.0**63  # of all weights, scaled
-# Its powers are the same on every machine, which those of floats are not.
+# Its powers are the same on every machine, unlike powers of floats.
 _DECIMAL = Context(prec=30, traps=[])
 _LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")  # with 20 zero bits, so that products with exponents are exact
 _LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
@@ -46,24 +46,24 @@ class ClassWeights:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Weighted:
-    """A shuffle that draws each epoch's rows by weight: a row of weight 2 comes twice as often as one of weight 1.
+    """A shuffle that draws each epoch's rows by weight: a row of weight 2 comes twice as often as a row of weight 1.
 
     With replacement a row may come several times in an epoch, with other random transforms each time, or not at all.
-    Without it a row comes at most once, and those of large weight sooner, which matters where num_samples is less than
-    the rows. A row of weight 0 never comes. What an epoch holds depends on seed and epoch alone; ranks share it.
+    Without it a row comes at most once, and rows of large weight sooner, which matters where num_samples is less than
+    the rows. A row of weight 0 never comes. An epoch's rows depend on seed and epoch alone; ranks share them.
 
     >>> Weighted([1, 0, 3]), Weighted.balanced("labels")
     (Weighted(3 weights), Weighted.balanced('labels', 1.0))
 
     Attributes:
-        weights: float64 (N,), one for each sample of the dataset given, by its position there. Finite, none negative,
-            not all zero. Kept as a copy.
+        weights: float64 (N,), one for each sample of the given dataset, in its order. Finite, none negative, not all
+            zero. Kept as a copy.
         num_samples: samples of an epoch, over all ranks; None: as many as the dataset has, or without replacement as
-            have a weight over 0.
+            many as have a weight over 0.
         replacement: whether a row may come several times.
 
     Raises:
-        OptionError: an argument has no meaning; (later) there is not one weight for each sample.
+        OptionError: an argument is invalid; (later) there is not one weight for each sample.
     """
 
     weights: ArrayLike | ClassWeights
@@ -106,12 +106,12 @@ class Weighted:
         negative number, never come.
 
         Args:
-            labels: whole numbers, (N,), the class of each sample of the dataset; or the name of a field of classes, of
-                which the loader or sampler reads those of its dataset.
+            labels: whole numbers, (N,), the class of each sample of the dataset; or the name of a field of classes,
+                which the loader or sampler reads from its dataset.
             power: 0 or more.
 
         Raises:
-            OptionError: an argument has no meaning; (later) the dataset has no such field, or it is none of classes.
+            OptionError: an argument is invalid; (later) the dataset has no such field, or it holds no classes.
         """
         given: object = power
         if isinstance(given, bool) or not isinstance(given, numbers.Real) or not 0 <= power < math.inf:
@@ -276,7 +276,7 @@ def checked_labels(given: Any, what: str) -> NDArray[np.int64]:
 
 
 class Drawn:
-    """What orders have in common in which rows may come several times or not at all."""
+    """Base of orders in which rows may come several times or not at all."""
 
     def positions_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Raises OptionError: a row has no position of its own."""
@@ -329,7 +329,7 @@ class WithoutReplacement(Drawn):
             rows = self.possible[first : first + _SLICE]
             # 52 bits and a half: exact, and neither 0 nor 1.
             uniform = ((numbers_at(self.key, rows) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-            with np.errstate(over="ignore", divide="ignore"):  # weights that are nothing beside the largest: the last
+            with np.errstate(over="ignore", divide="ignore"):  # weights negligible against the largest: the last
                 waits[first : first + _SLICE] = minus_log(uniform) / self.weights[rows]
         return self.possible[np.argsort(waits, kind="stable")[: self.num_positions]] + self.first_row
 

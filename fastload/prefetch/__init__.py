@@ -1,6 +1,6 @@
 """Makes batches ahead of the training loop, in threads or worker processes, in memory that is used again.
 
-Goes in: planned batches, as rows of a packed file or indices of a dataset. Comes out: filled batches in the order
+Input: planned batches, as rows of a packed file or indices of a dataset. Output: filled batches in the order
 planned, as arrays over the slots of a ring, then as tensors on their device.
 
 Read first: `ring` (the slots), then the feeds, which a loader keeps and which begin a stream for each pass:

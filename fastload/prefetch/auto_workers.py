@@ -99,7 +99,7 @@ class WatchedPass:
 
 @dataclass(frozen=True)
 class History:
-    """What is known from earlier epochs."""
+    """Measurements of earlier epochs."""
 
     before: int = 0  # number of workers that the last epoch's is tried against; 0: nothing is being tried
     rate: float = 0.0  # batches a second with that number

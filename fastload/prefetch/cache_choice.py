@@ -1,4 +1,4 @@
-"""Decides where a loader's rows are cached, from how much memory is free, and warns of what that does to their order.
+"""Decides where a loader's rows are cached, by the free memory, and warns of the effect on their order.
 
 "device" caches all rows where they fit; with several ranks, where they do not, each rank's fixed share. "host" caches
 all rows. "auto" takes the first of device, host and nowhere that has ample room, always for all rows, so that it never
@@ -40,7 +40,7 @@ _log = logging.getLogger("fastload")
 
 
 class CacheChoice(NamedTuple):
-    """Where a loader's rows are cached."""
+    """The place where a loader's rows are cached."""
 
     location: Location | None = None  # None: nowhere
     fixed_shares: bool = False  # whether each rank caches only its share, a fixed piece of the rows; see `EpochPlan`
@@ -53,7 +53,7 @@ def choose_cache(cache: object, data: Input, backend: Backend | None, share: Sha
     size of the device's memory, which they are assumed to have in common.
 
     Raises:
-        OptionError: the option has no meaning, or there is nothing that could be cached.
+        OptionError: the option is invalid, or there is nothing that could be cached.
         CacheError: the rows do not fit.
         ShareError: the ranks could not agree.
     """
@@ -157,7 +157,7 @@ def _must_share(rows: str, whole: int, part: int, backend: Backend, share: Share
 
 
 def warn_of_fixed_pieces(plan: EpochPlan, share: Share, nodes: Nodes | None, *, file_shuffled: bool) -> None:
-    """Warns, on rank 0, of what fixed pieces do to the order: shares in a cache, or else the rows of nodes."""
+    """Warns, on rank 0, of the effect of fixed pieces on the order: shares in a cache, or else the rows of nodes."""
     if not plan.fixed_pieces or plan.shuffle is False or share.rank != 0:
         return
     if nodes is None:
@@ -197,6 +197,6 @@ def _mates_again(plan: EpochPlan) -> float | None:
         return None  # a row's place takes sorting its block, and these rows lie in all of them
     rows = plan.rows_at(0, np.arange(batches * plan.batch_size))
     ranks, steps = following.places_of(rows)
-    # As positions in a sequence of all batches: those of rank 0, of rank 1, and so on.
+    # As positions in a sequence of all batches: first rank 0's, then rank 1's, and so on.
     positions = (ranks * (int(steps.max()) + 1) + steps) * plan.batch_size
     return batchmate_reuse(positions.reshape(batches, plan.batch_size), plan.batch_size)

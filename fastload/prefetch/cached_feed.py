@@ -63,7 +63,7 @@ class RowCache:
     tensors: Mapping[str, torch.Tensor]  # all rows of each field, (N, ...); images (N, H, W, C) in the file's order
     nbytes: int  # of all of them
     pins: Pins | None = None  # of the host's memory
-    damaged: frozenset[int] = frozenset()  # rows of the file that another row lies in the place of
+    damaged: frozenset[int] = frozenset()  # rows of the file that another row replaces
 
     def index_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the indices of rows of the file, int64 (B,), a new array; IndexError if one is not in the cache."""
@@ -160,7 +160,7 @@ class CachedFeed:
         """Begins a stream, which reads nothing, and ends the one before it."""
         cache, options = self._cache, self._options
         assert cache is not None, "the feed was closed"
-        known = weakref.ref(cache)  # the stream keeps it, and lets go of it when it is closed
+        known = weakref.ref(cache)  # the stream keeps it, and releases it when it is closed
 
         def fill(_: int, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
             cache = known()
@@ -233,7 +233,7 @@ class _IndexStream(ThreadStream):
         return copied
 
     def close(self) -> None:
-        """Ends the stream, and lets go of the cache."""
+        """Ends the stream, and releases the cache."""
         self.cache = None
         super().close()
 

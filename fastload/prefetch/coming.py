@@ -1,4 +1,4 @@
-"""Batches that will be read, as streams take them: some at a time, their rows announced ahead of their use."""
+"""Groups planned batches for streams, and announces their rows ahead of reading."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MAX_AHEAD = 64
 def announced(
     options: Resolved, coming: Iterator[Group], item_bytes: int, resources: ExitStack, *, under_way: int
 ) -> tuple[Iterator[Group], FetchAhead | None]:
-    """Returns the items, and announces their rows some time before, until the resources are closed.
+    """Returns the items, and announces their rows ahead of reading, until the resources are closed.
 
-    To the kernel, and those of remote files to what it returns, too, of which so many may be read at a time. Not where
-    samples are no rows of a packed file.
+    Rows of a local file are announced to the kernel, of a remote one to the `FetchAhead` returned, with `under_way`
+    items read at a time. Samples that are no rows of a packed file are not announced.
     """
     if isinstance(options.data, PackedInput) and options.data.dataset.file.remote is not None:
         return fetched_ahead(options, options.data, coming, item_bytes, resources, under_way)
@@ -43,10 +43,10 @@ def announced(
 def fetched_ahead(
     options: Resolved, data: PackedInput, coming: Iterator[Group], item_bytes: int, resources: ExitStack, under_way: int
 ) -> tuple[Iterator[Group], FetchAhead]:
-    """Returns the items, and has the chunks of their rows fetched some time before, until the resources are closed.
+    """Returns the items, and has the chunks of their rows fetched ahead of reading, until the resources are closed.
 
-    So far before that four times as many chunks are announced as requests may be in flight, and the next window: more
-    than half of the cache would take the room of chunks that the next epoch finds there.
+    It announces four times as many chunks as requests may be in flight, and the next window, but at most half of what
+    fits into the cache: more would evict chunks that the next epoch finds there.
     """
     dataset, window = data.dataset, options.window.chunks if options.window is not None else 1
     remote = cast(RemoteShards, dataset.file.remote)

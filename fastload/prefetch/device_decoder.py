@@ -36,7 +36,7 @@ from fastload.transforms.engine.placement import PlacedImages, Placement, window
 PINNED_BYTES = 2**28
 """Most pinned memory that a thread uses for bytes on their way to the device; a larger batch has memory of its own."""
 
-# What is known of a row.
+# Kinds of row.
 _UNSEEN, _BY_DEVICE, _BY_CPU = range(3)
 
 
@@ -50,7 +50,7 @@ def slot_fields(
 
 
 class DeviceDecoder:
-    """Fills slots with the fields beside the images, and adds the images as `PlacedImages`. Any thread may call it.
+    """Fills slots with the fields other than images, and adds the images as `PlacedImages`. Any thread may call it.
 
     Args:
         options: of the loader; `decodes_on_device` is set.
@@ -217,12 +217,12 @@ class _Staging:
         self._kept: dict[str, NDArray[np.uint8]] = {}
 
     def room(self, name: str, num_bytes: int) -> NDArray[np.uint8]:
-        """Returns memory of so many bytes, uint8; what was returned for this name before is not used any more."""
+        """Returns memory of so many bytes, uint8; memory returned for this name before is no longer used."""
         if num_bytes > PINNED_BYTES:
             return np.empty(num_bytes, np.uint8)
         kept = self._kept.get(name)
         if kept is None or len(kept) < num_bytes:
-            # Twice what this batch needs: pinning takes long, and what is outgrown stays pinned until the loader ends.
+            # Twice what this batch needs: pinning takes long, and outgrown memory stays pinned until the loader ends.
             kept = self._kept[name] = allocate_aligned(min(PINNED_BYTES, 2 * num_bytes + 1))
             self._pins.add_if_possible(kept)
         return kept[:num_bytes]

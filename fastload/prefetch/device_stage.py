@@ -58,7 +58,7 @@ class BatchStream(Iterator[FilledBatch]):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the stream; nothing is written to its slots any more when this returns, or nobody looks at them."""
+        """Ends the stream; when this returns nothing writes to its slots any longer, or nobody looks at them."""
 
     def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
         """Queues the copy that makes a batch of a filled slot, uint8 over the bus; called within `Backend.side_stream`.
@@ -198,8 +198,8 @@ def moved_as_stored(
 ) -> torch.Tensor:
     """Returns images (N, H, W, C), moved by a function of dense tensors, (B, C, H, W) in channels_last memory.
 
-    Those of a file that stores (C, H, W) are moved as they lie, and turned by the device, on the side stream if the
-    backend is given.
+    Images stored as (C, H, W) are moved in that layout and transposed on the device, on the side stream if the backend
+    is given.
     """
     channels_first = images.permute(CHANNELS_FIRST)
     if images.is_contiguous() or not channels_first.is_contiguous():

@@ -89,7 +89,7 @@ class Request:
     group: Group | None = None  # None: not planned yet, or there are no more
     drawn: Any = None
     copied: list[int] = field(default_factory=list)  # bytes that the parts copied into the slot
-    extra: dict[str, Any] = field(default_factory=dict)  # what it holds beside the slot's arrays
+    extra: dict[str, Any] = field(default_factory=dict)  # its values outside the slot's arrays
     texts: dict[str, list[Any]] = field(default_factory=dict)
     works: list[BatchWork] = field(default_factory=list)  # what the parts cost, if that is measured
     error: BaseException | None = None  # came instead
@@ -137,10 +137,10 @@ _log = logging.getLogger("fastload")
 
 @atexit.register
 def _end_threads() -> None:
-    """Lets all threads finish the batch that they are at, as long as that does not take too long."""
+    """Lets all threads finish their current batch, unless that takes too long."""
     for threads in list(_living):
         for request in threads.drop():
-            # So that a later exit handler may close the stream, and nobody takes them for filled.
+            # So that a later exit handler may close the stream, and nobody takes the slots for filled.
             request.error = RuntimeError("the interpreter is ending: no more batches are read")
             request.finish()
         threads.close()

@@ -57,13 +57,13 @@ class PackedInput:
         dataset.fix()
         self.name = file.name  # for messages
         self.fields: tuple[str, ...] | None = dataset.fields  # names of a batch's, in order; None: the samples decide
-        # The rows that the plan puts in order, and those of the file that they stand for, int64 (N,); None: themselves.
+        # The rows that the plan orders, and their rows of the file, int64 (N,); None: the same numbers.
         rows = dataset.rows
         self.plan_rows = rows if isinstance(rows, range) else range(len(rows))
         self.selected = None if isinstance(rows, range) else rows
         # How many times the row of each was selected before, int64 (N,); None: each is selected once.
         self.mentions = None if self.selected is None else mentions_of(self.selected)
-        # Rows of the chunks that shuffle windows are made of, which are those of one field; 0: there are none.
+        # Rows of a chunk of the field whose chunks make up shuffle windows; 0: there are none.
         main = "images" if "images" in file.fields else next(iter(file.fields))
         self.chunk_rows = 0 if self.selected is not None else file.fields[main].chunk_rows
         self.pieces: ChunkPieces | None = None  # where rows are cut into chunks anew
@@ -183,7 +183,7 @@ class OtherInput:
         self.dataset = cast(Any, dataset)
         self.name = type(dataset).__name__
         self.plan_rows = range(len(self.dataset))
-        # As torch does: some define it as None. A Subset has it, and calls that of its dataset, if there is one.
+        # As torch does: some define it as None. A Subset has it, and calls its dataset's, if there is one.
         self._many = getattr(dataset, "__getitems__", None) if _makes_many(dataset) else None
         self.at_once = bool(self._many)
 

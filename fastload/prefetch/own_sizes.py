@@ -144,7 +144,7 @@ class OwnSizeRows:
         else:
             sizes = [[height, width]] * len(rows)
         ends = np.cumsum([0, *(math.prod(size) * channels * dtype.itemsize for size in sizes)]).tolist()
-        # What is padded, or sent away, leaves the memory again before the thread comes to its next batch.
+        # Images that were padded, or sent away, leave the memory before the thread begins its next batch.
         leaves = self._options.backend is None and self._options.in_threads and self._options.form.kind == "pad"
         memory = self._memory.room(ends[-1]) if leaves else np.empty(ends[-1], np.uint8)
         parts = (memory[begin:end] for begin, end in itertools.pairwise(ends))
@@ -188,7 +188,7 @@ class OwnSizeRows:
             raise
 
     def _sent(self, pixels: Mapping[str, list[torch.Tensor]]) -> dict[str, list[torch.Tensor]]:
-        """Returns the images and masks on the device, those of a field in one piece of its memory."""
+        """Returns the images and masks on the device, each field in one piece of its memory."""
         backend, found = self._options.backend, {}
         assert backend is not None and self._staging is not None, "there is a device"
         with self._staging.taken() as staging, backend.decoding():
@@ -225,7 +225,7 @@ def transformed(
 ) -> dict[str, Any]:
     """Returns the fields of a batch with the transforms that are left applied to each sample by itself.
 
-    Images and masks are lists, other fields (B, ...). Random numbers are those of the samples' rows, so they do not
+    Images and masks are lists, other fields (B, ...). Random numbers are drawn by the samples' rows, so they do not
     depend on the batch.
     """
     made: list[dict[str, torch.Tensor]] = []
@@ -250,7 +250,7 @@ def handed_over(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the fields of a batch as its user gets them, and facts: "sizes" and, of padded ones, "pixel_mask".
 
-    `kept`: the batch is used again, so what is returned is no memory of it.
+    `kept`: the batch is used again, so the result shares no memory with it.
     """
     form, augmentation, result = options.form, options.augmentation, dict(fields)
     sizes = result.pop("sizes", None)
@@ -286,8 +286,8 @@ def sizes_of(images: Sequence[torch.Tensor]) -> NDArray[np.int64]:
 def padded(pixels: Mapping[str, list[torch.Tensor]], form: BatchForm, ignore_index: int) -> dict[str, torch.Tensor]:
     """Returns images (B, C, H, W) in channels_last memory and masks (B, H, W), each sample at the top left.
 
-    H and W are those of the largest sample, up to the next multiple of the form's `pad_to`. Around the samples images
-    are 0, and masks `ignore_index`.
+    H and W are the largest height and width, rounded up to a multiple of the form's `pad_to`. Images are padded with 0,
+    masks with `ignore_index`.
     """
     sizes = sizes_of(pixels["images"])
     height, width = (-(-side // form.pad_to) * form.pad_to for side in sizes.max(axis=0).tolist())

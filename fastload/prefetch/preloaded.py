@@ -1,7 +1,7 @@
 """Imported by a forkserver alone, before it starts processes: the modules of workers, and signals for all others.
 
-The server was started with signals blocked (see `left_alone_by_signals`), and so is every process that it starts. Ours
-take no notice of them, and say so themselves; those of other parts of the program get them as if nothing had been.
+The server was started with signals blocked (see `left_alone_by_signals`), and so is every process that it starts. Our
+processes ignore the signals by their own code; processes of other parts of the program receive them as usual.
 """
 
 from __future__ import annotations
@@ -20,4 +20,4 @@ def _let_signals_through(_: object) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-util.register_after_fork(_let_signals_through, _let_signals_through)  # runs when a process knows what it is to do
+util.register_after_fork(_let_signals_through, _let_signals_through)  # runs when a process has received its task

@@ -2,8 +2,8 @@
 
     free slot --thread: plans a batch--> request --worker: writes samples to the slot--> slot number --> training thread
 
-The processes, their queues, seeds and end are those of torch's `DataLoader`, but what crosses between them is a slot's
-number, never a tensor. torch's own hand-over copies a batch into fresh shared memory and maps it anew on the other
+Processes, queues, seeds and shutdown work as in torch's `DataLoader`, but only a slot's number crosses between them,
+never a tensor. torch's own hand-over copies a batch into fresh shared memory and maps it anew on the other
 side, which takes many times as long as reading it. Batches that do not fit their slot still go that way.
 """
 
@@ -71,7 +71,7 @@ class ProcessFeed:
         self.num_workers = options.num_workers
         self.watched = options.auto_workers  # whether waits are measured, to choose the number of workers
         self._streams = 0
-        self._wanted_from = 0  # of streams with lower numbers nothing is wanted any more
+        self._wanted_from = 0  # streams with lower numbers have ended
         self._num_asked = 0
         self._asked: dict[int, Asked] = {}  # by number, requests without a result, in order
         self._refused: dict[int, str] = {}  # rows that ended a worker, also alone, and how; others take their places
@@ -129,7 +129,7 @@ class ProcessFeed:
             return stream
 
     def ask(self, stream: ProcessStream) -> Asked | None:
-        """Asks a worker for a stream's next batch; until the layout of a sample is known, for that of its first.
+        """Asks a worker for a stream's next batch; while the layout is unknown, for the layout of its first sample.
 
         Returns None if no slot is free before some results have come.
         """
@@ -140,7 +140,7 @@ class ProcessFeed:
         load, number = [0] * self.num_workers, self._num_asked + 1
         for one in self._asked.values():
             load[one.worker] += 1
-        # The idlest; among equals the one that was asked longest ago.
+        # The idlest; among equals the one asked longest ago.
         worker = min(range(len(load)), key=lambda one: (load[one], (one - number) % len(load)))
         asked = Asked(
             stream.coming, slot, self._sender, stream.done_one, self.draw,
@@ -151,7 +151,7 @@ class ProcessFeed:
         return asked
 
     def leave(self, stream: ProcessStream) -> None:
-        """Takes back the slots of what a stream asked for and does not hand over: now, or with their results."""
+        """Takes back the slots of batches that a stream requested and will not yield: now, or with their results."""
         for request in self.threads.drop():
             request.done = True
         for asked in stream.under_way if self.threads.settle(stream.under_way, stream.done_one) else ():
@@ -164,7 +164,7 @@ class ProcessFeed:
         """Waits for the result of any request; the slots of those that an earlier stream made become free.
 
         Raises WorkerError if the worker that this waits for died, or None: any of them, unless the rows that ended it
-        are to be skipped: then new workers make what is missing, and nothing was received. `left` as in
+        are to be skipped: then new workers make the missing ones, and nothing was received. `left` as in
         `Workers.result`.
         """
         assert self._workers is not None, "a stream's workers are alive"
@@ -428,7 +428,7 @@ class ProcessStream(BatchStream):
         self._feed.close(kill=isinstance(error, (WorkerError, KeyboardInterrupt)))
 
     def close(self) -> None:
-        """Ends the stream; the workers skip what is left of it, and stay."""
+        """Ends the stream; the workers skip the rest of it, and stay."""
         closed, self._closed = self._closed, True
         try:
             if not closed and self._pid == os.getpid():

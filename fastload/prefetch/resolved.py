@@ -45,7 +45,7 @@ _MAX_WORKERS = 16
 # Threads that only copy. What they copy for the CPU is used from its caches, and two of them are as fast as its memory.
 _MAX_COPYING = 2
 # For a device they have to keep up with its bus: some 50 GB/s over PCIe 5. Alone on a machine of two CPUs one thread
-# copies 11 (rows of 3 KB) to 15 GB/s (116 KB) from the page cache, beside others less: eight at 6 GB/s fill the bus.
+# copies 11 (rows of 3 KB) to 15 GB/s (116 KB) from the page cache, among others less: eight at 6 GB/s fill the bus.
 _MAX_FEEDING = 8
 # Slots are pinned, which takes them from all other processes: as much as this part of the free memory of a machine, or
 # these bytes if that is more. Larger batches are read by fewer threads, but by these.
@@ -59,7 +59,7 @@ _MOST_SPECS = 4096
 
 @dataclass(frozen=True)
 class BatchForm:
-    """How images become a batch: stacked, all of one size; a list of images of their own sizes; or these padded."""
+    """The form of images in a batch: stacked, all of one size; a list of images of their own sizes; or these padded."""
 
     kind: Literal["stack", "list", "pad"] = "stack"
     pad_to: int = 1  # height and width of padded batches are multiples of it
@@ -159,13 +159,13 @@ class Resolved:
     timeout_s: float = 0.0  # for which the loop waits for a batch; 0: for ever
     skip_damaged: bool = False  # whether damaged rows are replaced, and are no error
     form: BatchForm = _STACKED
-    augmentation: Augmentation = _NO_TRANSFORMS  # all transforms; those of the size head count as done in it
+    augmentation: Augmentation = _NO_TRANSFORMS  # all transforms; it counts the size head's as done
     # For ragged images, the transforms that the reading threads run to give them one size; None: there are none. For
-    # images of their own sizes, those of the first transforms that the threads run as they decode, maybe none.
+    # images of their own sizes, the first transforms, maybe none, which the threads run as they decode.
     size_head: SizeHead | None = None
     # Whether the reading threads run all transforms (and pad): on the CPU, where no echo needs the batch as it was.
     in_threads: bool = False
-    uses: int = 1  # of each batch, as far as that is known when it is read; others are drawn for at the hand-over
+    uses: int = 1  # of each batch, if known when it is read; numbers for further uses are drawn at the hand-over
     # Whether stored JPEGs are decoded by the device, and cut there when a batch is handed over.
     decodes_on_device: bool = False
     images: ImageSpec | None = None  # as Python code makes them, once that is known
@@ -176,7 +176,7 @@ class Resolved:
         return partial(PlannedBatch.without, world_size=self.share.world_size) if self.skip_damaged else None
 
     def patience(self) -> Patience:
-        """Returns that of a new stream."""
+        """Returns the time limit of a new stream's waits."""
         return Patience(self.timeout_s, self.data.name_of)
 
     @property
@@ -189,7 +189,7 @@ class Resolved:
 
     @property
     def own_sizes(self) -> bool:
-        """Whether images keep sizes of their own; what is left to do when a batch is handed over, `own_sizes` does."""
+        """Whether images keep sizes of their own; `own_sizes` then does the rest when a batch is handed over."""
         return self.form.kind != "stack"
 
     @property
@@ -211,7 +211,7 @@ class Resolved:
 
     @property
     def local_ranks(self) -> range:
-        """The ranks of this machine, as far as that is known."""
+        """The ranks of this machine, as far as they are known."""
         return local_ranks(self.share, self.nodes)
 
     @property
@@ -407,7 +407,7 @@ def default_workers(data: Input, batch_size: int, *, computing: bool, to_device:
 def copying_threads(cpus: int, batch_bytes: int | None, free_bytes: int) -> int:
     """Returns how many threads copy rows, one or more, at most as many as the rank has CPUs.
 
-    `batch_bytes` are those of a batch that goes to a device, from pinned memory; None: batches stay on the CPU.
+    `batch_bytes`: size of a batch that goes to a device, from pinned memory; None: batches stay on the CPU.
     `free_bytes` are the rank's part of the machine's free memory.
     """
     if batch_bytes is None:

@@ -39,7 +39,7 @@ SMALL_BYTES = 64 * 2**10
 """Arrays so small are copied when they are lent: labels that a user collects over an epoch must not keep slots."""
 
 INNER = "fastload/"
-"""What the names of fields begin with that stay within the loader; no field of a file can have such a name."""
+"""Prefix of the names of fields that stay within the loader; no field of a file can have such a name."""
 
 
 class SlotField(NamedTuple):
@@ -61,7 +61,7 @@ class SlotField(NamedTuple):
 
 
 class SampleForm(NamedTuple):
-    """How the fields of a batch are put together for the user, where the dataset's samples decide it."""
+    """The structure of batches for the user, where the dataset's samples decide it."""
 
     names: tuple[str, ...]  # of all fields, in order, as ring and transforms know them
     keys: tuple[Any, ...] | None  # of a dict, in the same order; None: a tuple
@@ -134,7 +134,7 @@ class Ring:
         return self.free.popleft() if self.free else None
 
     def give_back(self, slot: Slot) -> None:
-        """Returns a slot that nobody refers to any more, but for arrays of `lend` that were not handed over."""
+        """Returns a slot that nobody refers to, except by arrays of `lend` that were not handed over."""
         slot.loan = None  # the end of those arrays means nothing
         # The most recently used first, since its memory is the most likely to be in a cache: up to 1.4 times the
         # images/s of taking the slots in turn (218x178x3, batch 256; it varied with the machine).

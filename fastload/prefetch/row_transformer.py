@@ -116,7 +116,7 @@ class RowTransformer:
     Args:
         dataset: packed, without a Python transform, with images among its fields.
         reader: of its fields.
-        augmentation: of the loader; those of its transforms that run here are all thread-safe.
+        augmentation: the loader's; the transforms of it that run here are all thread-safe.
         head: for ragged images, the transforms that give them one size, which count as done in the augmentation; None:
             all rows have one shape.
         complete: whether the transforms behind the head are done here too; else they are left to later stages.
@@ -152,7 +152,7 @@ class RowTransformer:
                 self._constants = rest[0].scale_and_shift(torch.uint8)
         layout = dataset.layout()
         self._gathered = [item for item in layout if item[0] not in apart]
-        # What comes out is learnt from a batch of one black image.
+        # The output's form is found with a batch of one black image.
         arrays |= {name: np.zeros((1, *shape), dtype) for name, shape, dtype in layout if name not in arrays}
         fields = self._as_tensors(arrays)
         if head is not None:

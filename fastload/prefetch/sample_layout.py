@@ -72,7 +72,7 @@ class SampleLayout(NamedTuple):
 
 
 def layout_of(sample: Any, names: Sequence[str] | None) -> SampleLayout:
-    """Returns the layout of a sample; `names` are those of the dataset's own fields, for tuples of as many."""
+    """Returns the layout of a sample; `names` are the dataset's own field names, for tuples of as many values."""
     if sample is None:
         raise TypeError("the sample is None")
     form = _form(sample, names)

@@ -57,7 +57,7 @@ class BatchRequest(NamedTuple):
 
 
 def control_bytes(slots: int, batch_size: int) -> int:
-    """Returns the bytes of the memory that says what is wanted and what is being made; see `Filler`."""
+    """Returns the size in bytes of the shared memory with wanted requests and samples in progress; see `Filler`."""
     return 8 * (2 + slots * (1 + 2 * batch_size))
 
 
@@ -94,13 +94,13 @@ def set_seed(seed: int) -> None:
 
 
 class BatchResult(NamedTuple):
-    """What became of a request. Samples that are not in the slot have a layout: torch collated them."""
+    """A worker's answer to a request. Samples that are not in the slot have a layout: torch collated them."""
 
     slot: int  # as requested
     layout: SampleLayout | None = None  # without a slot: of the first sample, if that was asked for
     fields: Mapping[str, Any] = {}  # collated, by name: all of them, or of a filled slot those without an array in it
     found: str = ""  # the structure of collated samples in words
-    skipped: bool = False  # whether nothing was made, since nobody waits for it any more
+    skipped: bool = False  # whether nothing was made, since nobody waits for it
     kept: bool = False  # whether the user's code still refers to a part of the slot, which must not be used again
     work: BatchWork | None = None  # what it cost, if that was asked for
     error: Exception | None = None  # came instead; raised in the training process
@@ -198,7 +198,7 @@ class Filler(Dataset[Any]):
         return {**self.__dict__, "_slots": {}, "_kept": set(), "_stopwatch": None, "_wanted": None, "_place": None}
 
     def _is_stale(self, request: BatchRequest) -> bool:
-        """Whether nobody waits for the batch any more."""
+        """Whether the batch is no longer waited for."""
         if self._wanted is None:
             self._wanted = self._control.view(0, 8).view(np.int64).data
         return bool(self._wanted[0] > request.stream)
@@ -306,8 +306,8 @@ class Filler(Dataset[Any]):
     ) -> tuple[list[list[NDArray[Any]]], list[list[NDArray[Any]]]] | None:
         """Gathers rows of a packed file into the slot, if samples can be made there.
 
-        Returns all samples of each field, and those of the fields that were gathered; nothing if none was. None: nobody
-        waits for the batch any more.
+        Returns two lists: the samples of every field, and of the gathered fields alone; both empty if nothing was
+        gathered. None: nobody waits for the batch any more.
         """
         source = self._source
         if not self._in_place or not isinstance(source, PackedInput):

@@ -77,7 +77,7 @@ class ThreadFeed:
         self._options, dataset = options, options.packed.dataset
         workers = options.num_workers
         window, backend, augmentation = options.window, options.backend, options.augmentation
-        # A window's chunks, and those of the next one that it is read into already. Neighbouring batches share a chunk.
+        # A window's chunks, and the next window's, which is read ahead. Neighbouring batches share a chunk.
         cache_chunks = 2 * window.chunks if window is not None else workers + 1
         self._reader = dataset.open_reader(options.read, cache_chunks=cache_chunks, windows=window is not None)
         self._transformer: RowTransformer | DeviceDecoder | OwnSizeRows | None = None
@@ -203,7 +203,7 @@ class ThreadStream(BatchStream):
         present: turns arrays as filled into arrays as handed over, views or copies; None: they stay as they are.
         tensors: makes tensors of arrays as handed over, in the thread that filled them; None: whoever takes the batch.
         draw: called by the threads after `fill`, for rings with the field WORDS; None: nothing is drawn beforehand.
-        patience: of who waits for a batch; None: it is endless.
+        patience: limit of the wait for a batch; None: no limit.
         replace_damaged: lets a batch with damaged rows be filled without them; None: they are an error.
         texts: reads the texts of a batch that was filled, in the thread that filled it; None: there are none.
     """
@@ -311,7 +311,7 @@ class ThreadStream(BatchStream):
             return device_batch
         device_batch.gather = lambda: pixels
         for images in pixels.values():
-            # Those of a list lie in one piece of memory.
+            # All tensors of a list lie in one piece of memory.
             device_batch.memory += images[:1] if isinstance(images, list) else (images.pixels, images.layout)
         return device_batch
 
@@ -327,7 +327,7 @@ class ThreadStream(BatchStream):
     def close(self) -> None:
         """Takes back every slot that is not lent.
 
-        Returns when no thread writes for this stream any more, or none is waited for, since it hangs: then its slots
+        Returns when no thread writes for this stream any longer, or without waiting for one that hangs: then its slots
         are not used again, and stay its own.
         """
         self._closed = True

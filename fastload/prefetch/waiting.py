@@ -30,10 +30,10 @@ from fastload.errors import OptionError, WorkerTimeoutError
 from fastload.prefetch.shared_memory import SharedMemory
 
 WARN_AFTER_S = 60.0
-"""Seconds of a wait without a timeout after which a warning says what is waited for; then twice as many."""
+"""Seconds of a wait without a timeout after which a warning names the awaited sample; then twice as many."""
 
 _LONGEST_S = 3600.0
-# For the name of a sample, which is read from the file: what is waited for may be its disk.
+# For the name of a sample, which is read from the file: its disk may be the cause of the wait.
 _NAME_S = 0.3
 _MOST_ROWS = 8
 
@@ -65,7 +65,7 @@ def check_timeout(timeout: object) -> float:
 
 
 class Patience:
-    """How long a loop waits for a batch; one for a stream. Used by the thread that waits.
+    """The limit for which a loop waits for a batch; one per stream. Used by the thread that waits.
 
     Args:
         timeout_s: seconds; 0: for ever.
@@ -86,7 +86,7 @@ class Patience:
     def left(self, describe: Callable[[], str]) -> float:
         """Returns for how many seconds to wait before this is called again.
 
-        Raises WorkerTimeoutError, or warns, when the time is over. `describe` returns sentences on what is waited for.
+        Raises WorkerTimeoutError, or warns, when the time is over. `describe` returns sentences on the awaited batch.
         It is not kept, since it may refer to who keeps this.
         """
         waited_s = time.monotonic() - self._begun_s

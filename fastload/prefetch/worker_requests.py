@@ -61,7 +61,7 @@ def sample_seeds(planned: PlannedBatch, seed: int, epoch: int) -> NDArray[np.int
 
 
 NO_SLOT = Slot(-1, np.empty(0, np.uint8), {})
-"""That of a request for a layout."""
+"""The slot of a request for a layout."""
 
 
 class Sender:

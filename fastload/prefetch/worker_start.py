@@ -1,4 +1,4 @@
-"""How worker processes begin and end: start methods, signals, the death of who made them. No torch here."""
+"""Starts and ends worker processes: start methods, signals, the parent's death. No torch here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastload.prefetch.waiting import WorkerStacks
 from fastload.system.threads import end_with
 
 PRELOADED = "fastload.prefetch.preloaded"
-"""The module that a forkserver imports beside the main program, where nobody has chosen otherwise."""
+"""The module that a forkserver imports with the main program, unless somebody has chosen otherwise."""
 
 WORKER_NAME = "fastload worker"
 """The name of worker processes, by which one that still imports the main program knows itself."""

@@ -1,6 +1,6 @@
 """Reads rows of an HDF5 file, packed or foreign, into memory that is there already.
 
-Goes in: a header (`PackedFile`) and row numbers. Comes out: arrays filled with rows, or decoded images of varying size;
+Input: a header (`PackedFile`) and row numbers. Output: arrays filled with rows, or decoded images of varying size;
 hints to the kernel about rows that come next.
 
 Read first: `reader` (`RowReader`, which chooses a way to read each field), then the ways: `linear` (from a mapping of

@@ -144,8 +144,8 @@ class CheckedSamples(RowReader):
     def pixels(self, name: str, row: int) -> NDArray[Any]:
         """Returns the pixels of an image (H, W, C) or a mask (H, W); in native byte order, maybe read-only.
 
-        Of a file that fastload did not write, the axes are those of the file. ImageError, the reason only: it cannot be
-        read or decoded.
+        If fastload did not write the file, the axes are as in the file. ImageError, the reason only: it cannot be read
+        or decoded.
         """
         if name in self._ragged:
             return self._decoded(name, self.encoded_bytes(name, row))
@@ -158,7 +158,7 @@ class CheckedSamples(RowReader):
     def checked(self, row: int, *, jpeg: bool = True) -> CheckedSample:
         """Returns a sample's encoded bytes and pixels, after checking that they are what was packed.
 
-        A JPEG, whose digest is that of its bytes, is decoded only if `jpeg` is set. ImageError, the reason only: it
+        A JPEG, whose digest is of its bytes, is decoded only if `jpeg` is set. ImageError, the reason only: it
         cannot be read, or differs from what was packed; DamagedBefore: it is what was packed, and cannot be decoded.
         """
         image = self.encoded_bytes("images", row)
@@ -235,7 +235,7 @@ class CheckedSamples(RowReader):
 
 
 class ShardedSamples(CheckedSamples):
-    """Reads images and masks of an index, as `CheckedSamples` those of a file; rows behind a URL through the cache.
+    """Reads images and masks of an index, as `CheckedSamples` does of a file; rows behind a URL through the cache.
 
     A row whose chunk cannot be fetched whole, because one of its rows is damaged, cannot be read.
     """
@@ -246,7 +246,7 @@ class ShardedSamples(CheckedSamples):
         self.names = tuple(name for name in PIXEL_FIELDS if name in file.fields)
         self._shards, self._sources, self._ragged = file.shards, {}, {}
         self._local = threading.local()
-        self._reader: ShardedReader | None = None  # holds what is fetched; None: nothing is
+        self._reader: ShardedReader | None = None  # keeps fetched chunks; None: nothing is fetched
         if file.remote is not None:
             from fastload.read.sharded import ShardedReader  # imports what files of this machine do not need
 
@@ -262,7 +262,7 @@ class ShardedSamples(CheckedSamples):
     def _opened(self, number: int, there: NDArray[np.int64] | None = None) -> Iterator[CheckedSamples]:
         """Yields the reader of a shard; of one behind a URL, these rows can be read within, None: only columns.
 
-        ImageError, the reason only: the rows cannot be fetched, since what comes is not what was packed.
+        ImageError, the reason only: the rows cannot be fetched, since fetched bytes differ from what was packed.
         """
         with ExitStack() as held:
             if self._reader is not None:
@@ -332,7 +332,7 @@ class ShardedSamples(CheckedSamples):
         return self.file.identity
 
     def close(self) -> None:
-        """Ends the holding of what was fetched; the readers of shards stay open until `close_readers`."""
+        """Releases fetched chunks; the readers of shards stay open until `close_readers`."""
         if self._reader is not None:
             self._reader.close()
 

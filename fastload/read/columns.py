@@ -1,4 +1,4 @@
-"""Datasets of a packed file other than pixels, read whole or by rows; those of an index from its shards."""
+"""Reads datasets of a packed file other than pixels, whole or by rows; an index's from its shards."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fastload.read.identity import check_path
 def open_columns(file: PackedFile) -> Iterator[Mapping[str, Any]]:
     """Opens a file for reading datasets other than pixels: `columns[name][()]`, and slices or numbers of rows.
 
-    Those of an index are read from its shards, as `ShardedColumn`s. FileChangedError: it is not, or at the end not any
-    more, the file whose header was read.
+    An index's datasets are read from its shards, as `ShardedColumn`s. FileChangedError: it is not, or at the end no
+    longer, the file whose header was read.
     """
     if file.shards is None:
         with open_hdf5(file.path) as hdf5:

@@ -71,7 +71,7 @@ class ChunkedRows:
         self._cache_bytes = cache_bytes
         self._fd = -1
         self._filtered: dict[str, FilteredChunks | None] = {}
-        # Rows read at once: those of a chunk, or of a piece if whole chunks do not help.
+        # Rows read at once: a chunk's, or a piece's if whole chunks do not help.
         self._units: dict[str, int] = {}
         self._max_units: dict[str, int] = {}
         whole = []  # fields read by whole chunks
@@ -87,7 +87,7 @@ class ChunkedRows:
                 self._units[name] = field.chunk_rows
                 whole.append(name)
                 if field.chunk_rows < windowed:
-                    # They may begin at other rows than those of the images: one more for each chunk of the images.
+                    # They may begin at other rows than chunks of images: one more for each chunk of images.
                     self._max_units[name] *= -(-windowed // field.chunk_rows) + 1
         self._unit_bytes = {name: unit * file.fields[name].row_bytes for name, unit in self._units.items()}
         self._reset()
@@ -152,7 +152,7 @@ class ChunkedRows:
         order = np.argsort(units, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(units[order])) + 1)
         # In the order of the batch, not of the file: a batch that spans several windows is then done with the chunks of
-        # the first window before those of the last push them out of the cache.
+        # the first window before the last one's push them out of the cache.
         for at in sorted(groups, key=lambda positions: positions[:1].tolist()) if len(rows) else ():
             number = int(units[at[0]])
             coming = self._chunk(name, number, unit)
@@ -271,7 +271,7 @@ class ChunkedRows:
             check_path(self._file)
             self._hdf5 = open_hdf5(self._file.path)
         if name not in self._datasets:
-            # Set for the dataset, since settings of the file are those of the first one to open it in this process.
+            # Set for the dataset: the file's settings were chosen by whoever opened it first in this process.
             access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
             access.set_chunk_cache(1, 0, 1.0)  # slots, bytes, preemption
             self._datasets[name] = h5py.Dataset(h5py.h5d.open(self._hdf5.id, name.encode(), access))

@@ -25,7 +25,7 @@ from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_hea
 from fastload.system import syscalls
 from fastload.system.text import text_of
 
-# How long a writer who was held off has for what it is about to do, before rows are copied without a lease.
+# Time that a held-off writer has for its change, before rows are copied without a lease.
 _LET_IN_S = 0.1
 
 Result = TypeVar("Result")
@@ -113,7 +113,7 @@ class HeldOffWriters:
 
     def __enter__(self) -> None:
         if self._pid != os.getpid():
-            # A lease is one of the open file, which a fork shares: the child would end that of its parent.
+            # A lease belongs to the open file, which a fork shares: the child would end its parent's.
             self._reset()
             self._fd = self._own_fd = open_checked(self._file)
         depth = getattr(self._local, "depth", 0)
@@ -175,8 +175,7 @@ def is_unchanged(file: PackedFile, now: FileIdentity, fd: int = -1) -> bool:
     """Whether the path's file, or an open one, is the one whose header was read, or one with its size and its header.
 
     `touch`, `chmod`, another hard link, or a copy that takes its place, changes no byte. That costs one look at the
-    header, with the digests of all rows, and a warning. Files without digests, those of other programs, have to be the
-    same.
+    header, with the digests of all rows, and a warning. Files without digests (other programs') have to be the same.
     """
     then = file.identity
     if then.fits(now) or now in _equal.get(then, ()):
@@ -197,7 +196,7 @@ def is_unchanged(file: PackedFile, now: FileIdentity, fd: int = -1) -> bool:
 
 def _has_header(file: PackedFile, now: FileIdentity, fd: int) -> bool:
     """Whether the path leads to a file of that identity with the header that was read, or the descriptor does."""
-    # By its descriptor, as the file may have no name any more: another one got it, which is no change of this one.
+    # By its descriptor, as the file may have lost its name: another file got it, which is no change of this one.
     path = Path(f"/proc/self/fd/{fd}") if fd >= 0 and sys.platform == "linux" else file.path
     try:
         if FileIdentity.of(os.stat(path)) != now:

@@ -37,8 +37,8 @@ FILE_SYSTEMS = {
     0x7C7C6673: "prl_fs",
 }  # fmt: skip
 """File systems that others may change unseen by this kernel, by their numbers in statfs(2): other machines, the host of
-a virtual machine, a process (FUSE). Not overlayfs, on which containers run: it is local, and its files are held like
-those of the file system below it (`HeldOffWriters`), which is tested; mapped it is as fast, too."""
+a virtual machine, a process (FUSE). Not overlayfs, on which containers run: it is local, and leases hold
+off writers (`HeldOffWriters`) as on the file system below it, which is tested; mapped it is as fast, too."""
 
 # Rows up to this length (labels, attributes, boxes) are copied by indexing, in slices that keep the GIL.
 SHORT_ROW_BYTES = 256

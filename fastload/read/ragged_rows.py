@@ -329,7 +329,7 @@ def sample_error(file: PackedFile, row: int, reason: str) -> DamagedRowError:
 
 
 def cannot_be_decoded(name: str, encoding: int, error: Exception) -> str:
-    """Returns what is wrong with a row of `images` or `masks` that raised ImageError or MemoryError."""
+    """Returns the problem with a row of `images` or `masks` that raised ImageError or MemoryError."""
     whose = "its mask's" if name == "masks" else "its"
     stored = {RAW: "raw pixels", JPEG: "JPEG", ZSTD: "zstd frame"}.get(encoding, f"encoding {encoding}")
     why = error if isinstance(error, ImageError) else "not enough memory"

@@ -203,7 +203,7 @@ class ReadAhead:
 class ShardedReadAhead(ReadAhead):
     """A `ReadAhead` for rows of an index: one for each of the shards used last.
 
-    Args: as those of `ReadAhead`.
+    Args: as for `ReadAhead`.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ def sliced(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Extents:
-    """Byte ranges of the rows of a field in the open file; those of a ragged one are read from its index."""
+    """Byte ranges of a field's rows in the open file; a ragged field's are read from its index."""
 
     def __init__(self, fd: int, file: PackedFile, field: Field) -> None:
         self._fd = fd
@@ -314,7 +314,7 @@ class Extents:
     def ranges(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the ranges, int64 (R, 2), (offset, length), that hold rows first[i] to stop[i] - 1 for each i.
 
-        Those of ragged rows are sorted; neighbours are joined.
+        Ranges of ragged rows are sorted; neighbours are joined.
         """
         if self._ragged is None:
             return np.stack([self.base + first * self._row_bytes, (stop - first) * self._row_bytes], axis=1)

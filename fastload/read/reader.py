@@ -174,7 +174,7 @@ class RowReader:
         return self.within(rows, lambda: self._ragged[name].decoded(rows))
 
     def texts(self, name: str, rows: NDArray[np.int64]) -> list[Any]:
-        """Returns the texts of rows, unchecked: a str each, or a list of them; the fields are those of `with_counts`.
+        """Returns the texts of rows, unchecked: a str each, or a list of them; `with_counts` says of which fields.
 
         Raises IndexError and FileChangedError as `gather` does.
         """
@@ -201,7 +201,7 @@ class RowReader:
         Where its header is equal all the same, rows that were compared with their digests are compared again. Returns
         its identity.
         """
-        # For every batch: 2 us is little beside its copy. This sees writes and truncation; another file under the same
+        # For every batch: 2 us is little against its copy. This sees writes and truncation; another file under the same
         # name leaves the open one as it was.
         identity = check_open(self.file, self.fd)
         if identity != self._identity:
@@ -213,7 +213,7 @@ class RowReader:
     def check_before(self) -> FileIdentity:
         """Returns the identity of the file, for `check_still`; before a mapping is touched it is looked at first.
 
-        Touching a mapping of a truncated file kills the process. What is read otherwise is looked at only afterwards.
+        Touching a mapping of a truncated file kills the process. Data read by calls are checked only afterwards.
         """
         return self.check_identity() if self._is_mapped else self._identity
 

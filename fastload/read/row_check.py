@@ -312,7 +312,7 @@ class RowCheck:
                 wrong[at] = _differs(self._pixels)
 
     def _different_columns(self, rows: NDArray[np.int64], sources: Sources) -> NDArray[np.bool_]:
-        """Returns of each row whether what is no pixel differs from its digest."""
+        """Returns for each row whether its values other than pixels differ from their digest."""
         values: dict[str, NDArray[Any]] = {}
         for name in self._columns:
             field = self._file.fields[name]
@@ -330,7 +330,7 @@ def can_hash(fields: Sequence[Field]) -> bool:
 
 
 def _compared(file: PackedFile, fields: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the fields that the digests of pixels and those of columns are of, where fields are compared."""
+    """Returns the fields whose pixel digests, and whose column digests, are checked when these fields are read."""
     pixels = [name for name in PIXEL_FIELDS if name in file.fields and any(one in PIXEL_FIELDS for one in fields)]
     # The index of ragged rows is among the columns. One digest is of them all, so that all of them are read.
     of_ragged = any(file.fields[name].ragged is not None for name in pixels)

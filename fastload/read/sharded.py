@@ -1,8 +1,8 @@
 """`ShardedReader`: reads the rows of an index from its shards, each by a `RowReader` of its own.
 
-Shards are opened when a row of theirs is asked for, and those used least recently are closed. Images of one size whose
+A shard is opened when one of its rows is asked for; the least recently used ones are closed. Images of one size whose
 rows fill whole pages in each shard are mapped back to back into one reserved range of addresses (`MappedShards`): there
-they are one array, as those of a single file are.
+they are one array, as in a single file.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _MOST_OPEN = 64
 class ShardedReader(RowReader):
     """Reads any rows of some fields of an index. Threads may share it, it survives a fork, and it cannot be pickled.
 
-    Args: as those of `RowReader`.
+    Args: as for `RowReader`.
 
     Raises:
         OptionError: unknown field or `read`.
-        MissingFileError, FileChangedError, FormatError: (while reading) a shard is missing, or not the one that the
+        MissingFileError, FileChangedError, FormatError: (while reading) a shard is missing, or is not the file that the
             index was made of.
     """
 
@@ -91,7 +91,7 @@ class ShardedReader(RowReader):
         # Of each shard that is open, where the first row of a field is mapped to: int64 (S,) of each field.
         self._addresses = {name: np.zeros(len(self.shards.names), np.int64) for name in filter(self._maps, fields)}
         self._ragged = {name: ShardedRagged(self, name) for name in fields if file.fields[name].ragged is not None}
-        # Of remote shards: what is fetched by chunks when rows are read.
+        # Of remote shards: fields fetched by chunks when rows are read.
         self._remote = cast("RemoteShards | None", file.remote)
         self.fetcher = self._remote.current() if self._remote is not None else None  # that open shards are held by
         self._reopening = False
@@ -117,7 +117,7 @@ class ShardedReader(RowReader):
     def holding(self, rows: NDArray[np.int64], *, columns_only: bool = False) -> Iterator[None]:
         """Opens the shards of these rows, and keeps them open inside the block, as `RowReader.holding`.
 
-        `columns_only`: what is fetched by chunks need not be there.
+        `columns_only`: fields fetched by chunks need not be there.
         """
         check_rows(rows, self.file.num_rows, self.file.name)
         shard, there = self.shards.locate(rows)
@@ -144,7 +144,7 @@ class ShardedReader(RowReader):
         return list(found)
 
     def require_copies(self, numbers: Sequence[int], readers: Sequence[RowReader]) -> None:
-        """Raises CacheLostError where the copies of remote shards are not the files that are open any more."""
+        """Raises CacheLostError where the copies of remote shards are no longer the open files."""
         if self._remote is not None and self._remote.is_lost({n: r.fd for n, r in zip(numbers, readers, strict=True)}):
             raise CacheLostError(self.file.path)
 
@@ -159,7 +159,7 @@ class ShardedReader(RowReader):
         return threading.get_ident() in self._threads
 
     def check_held(self, chunks: Sequence[int]) -> None:
-        """Raises CacheError where so many chunks are never there at a time."""
+        """Raises CacheError where the cache can never hold so many chunks at a time."""
         if self._remote is not None:
             self._remote.check_held(chunks)
 
@@ -214,7 +214,7 @@ class ShardedReader(RowReader):
     def leave(self, why: CacheLeftError) -> None:
         """Has remote shards read from memory, where the disk is full, or else from copies that are made anew.
 
-        It waits until no thread reads from what is open, and closes that.
+        It waits until no thread reads from the open files, and closes them.
         """
         assert self._remote is not None and self.fetcher is not None, "only copies of remote shards are left"
         if isinstance(why, DiskFullError):
@@ -291,7 +291,7 @@ class ShardedReader(RowReader):
         return self._read_again(rows, lambda: until_untouched(lambda: self._gather_shards(rows, outs)))
 
     def _read_again(self, rows: NDArray[np.int64], read: Callable[[], ResultT]) -> ResultT:
-        """Returns what is read; of remote shards again where their copies were lost, or came changed."""
+        """Returns the result of a read, repeated for remote shards whose copies were lost, or came changed."""
         for left in range(_MOST_AGAIN, -1, -1):
             try:
                 return read()
@@ -505,7 +505,7 @@ class _Holding(AbstractContextManager[None]):
             fetcher.hold(chunks)
             lap(NETWORK)
             self._fetcher, self._chunks = fetcher, chunks
-        if is_nested:  # what is read was there before, in files that are open
+        if is_nested:  # its data were there before, in files that are open
             return
         try:
             for one in readers if not fetcher.is_fetching else ():

@@ -1,6 +1,6 @@
 """Objects of stores and web servers: requests for them, and what of packed files there is cached on this machine.
 
-Goes in: URLs, ranges of bytes, the chunks that rows lie in. Comes out: those bytes, requested again while that helps;
+Input: URLs, ranges of bytes, the chunks that rows lie in. Output: those bytes, requested again while that helps;
 sparse copies of shards, filled chunk by chunk, that are read as any packed file is; objects written.
 
 Read first: `options` (`Remote`), then for requests `client` (with `throttle`, and `cloud` and `filesystems` for kinds

@@ -27,13 +27,13 @@ def agreed(
     problem: Callable[[ResultT], Exception | None],
     digest: Callable[[ResultT], int],
 ) -> tuple[ResultT, Exception | None]:
-    """Returns what is fetched and is undamaged; or what came twice the same, and the problem with it.
+    """Returns an undamaged answer; or an answer that came twice the same, and the problem with it.
 
     Args:
         url: of the object, as messages show it.
         whose: URL of the dataset, of which the log says it once.
         fetch: returns an answer; True: by another connection than those so far.
-        problem: returns what is wrong with an answer.
+        problem: returns the problem with an answer.
         digest: returns a number that two answers share if their bytes are the same.
 
     Raises:

@@ -55,8 +55,8 @@ class Service(Protocol):
     """Requests to one kind of server. Each raises Failure, and returns before its timeout; threads share it."""
 
     def head(self, key: str) -> ObjectInfo: ...
-    # The ETag of what it returns is that of the object of these bytes. It takes no more into memory than was asked for,
-    # whatever the server sends; `anew`: by another connection than those so far.
+    # Returns the ETag of the object that the bytes are of. It takes no more into memory than was asked for, whatever
+    # the server sends; `anew`: by another connection than those so far.
     def get(
         self, key: str, span: tuple[int, int], etag: str | None, *, anew: bool = False
     ) -> tuple[Data, ObjectInfo]: ...

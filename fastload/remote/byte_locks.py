@@ -45,11 +45,11 @@ class ByteLocks:
         return self._fd
 
     def try_shared(self, byte: int) -> bool:
-        """Takes a shared lock, also in the place of an exclusive one; returns False where another process has it."""
+        """Takes a shared lock, also instead of an own exclusive one; returns False where another process has it."""
         return self._set(fcntl.F_RDLCK, byte)
 
     def try_exclusive(self, byte: int) -> bool:
-        """Takes an exclusive lock, also in the place of a shared one; returns False where another process has any."""
+        """Takes an exclusive lock, also instead of an own shared one; returns False where another process has any."""
         return self._set(fcntl.F_WRLCK, byte)
 
     def wait_exclusive(self, byte: int) -> None:
@@ -58,7 +58,7 @@ class ByteLocks:
             fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
 
     def wait_shared(self, byte: int) -> None:
-        """Takes a shared lock, also in the place of an exclusive one, as soon as no other has an exclusive one."""
+        """Takes a shared lock, also instead of an own exclusive one, once no other process has an exclusive one."""
         fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0))
 
     def is_locked(self, byte: int) -> bool:
@@ -80,7 +80,7 @@ class ByteLocks:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def close(self) -> None:
-        """Ends all of its locks; those of a parent process stay, where this is the forked child's copy."""
+        """Ends all of its locks; in a forked child's copy the parent's locks stay."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -90,7 +90,7 @@ def boot_number() -> int:
 def check_names(url: str, names: Sequence[str]) -> None:
     """Raises FormatError where a copy of a file would lie where another one does, or a file of the cache's own.
 
-    The names are those of the files of one dataset, relative to its folder.
+    The names are of one dataset's files, relative to its folder.
     """
     taken, found = set(OWN_FILES), [posixpath.normpath(name) for name in names]
     for name, path in zip(names, found, strict=True):
@@ -379,7 +379,7 @@ class Presence(NamedTuple):
 class CachedDataset:
     """The sparse copies of one dataset, the records of their chunks, and the locks on them.
 
-    Any thread may call it. The locks are those of the process; `fetch` counts its threads.
+    Any thread may call it. The locks are the process's; `fetch` counts its threads.
 
     Args:
         cache: of the folder.
@@ -539,8 +539,8 @@ class CachedDataset:
     ) -> bool:
         """Removes a chunk unless somebody uses it, or has one of the others; returns whether it did.
 
-        `around`: chunks whose bytes touch those of this one, with their ranges: the blocks that it shares with them are
-        freed with it where they are not there.
+        `around`: chunks whose bytes touch this one's, with their ranges: disk blocks that it shares with them are freed
+        with it where these chunks are absent.
         """
         if not self.locks.try_exclusive(chunk):
             return False

@@ -76,7 +76,7 @@ class ChunkTable:
                 counts.append(-(-np.array(field.shard_bytes, np.int64) // field.ragged.chunk_bytes))
             else:
                 alone = max(1, _CHUNK_BYTES // max(1, field.row_bytes))
-                # Whole chunks of HDF5, each of which is read at once; those of masks may be of other rows than images.
+                # Whole chunks of HDF5, each of which is read at once; masks' may hold other rows than the images'.
                 least = 1 if field.linear or name == "images" else max(1, field.chunk_rows)
                 self.rows[name] = -(-np.where(by_images > 0, by_images, alone) // least) * least
                 counts.append(-(-shards.num_rows // self.rows[name]))
@@ -136,7 +136,7 @@ class ChunkTable:
 
 
 class ShardLayout:
-    """Where the chunks of a shard lie in its file, from its HDF5 metadata, which has to be there.
+    """The places of a shard's chunks in its file, from its HDF5 metadata, which has to be there.
 
     Attributes:
         columns: the byte at which the rows of each small field begin, where they are back to back.
@@ -158,7 +158,7 @@ class ShardLayout:
 
 
 class Extent(NamedTuple):
-    """Where the rows of a dataset lie in its file: back to back from `base` on, or in HDF5's chunks.
+    """The places of a dataset's rows in its file: back to back from `base` on, or in HDF5's chunks.
 
     `begins`, `ends`: int64 (n,), of HDF5's chunks in the order of their rows; `chunk_rows` of them in each.
     """

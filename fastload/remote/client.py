@@ -55,7 +55,7 @@ class ShortObjectError(RemoteError):
 
 @dataclasses.dataclass
 class Counts:
-    """What a client did so far. `bytes` are those received and sent in bodies;
+    """Counts of a client's requests so far. `bytes`: received and sent in bodies.
 
     `busy_s`: seconds of all requests together, from sending each to the end of its answer.
     """
@@ -342,8 +342,8 @@ class Client:
             )
         if failure.kind == "clock":
             return AccessError(
-                f"{url}: access was refused ({why}): the clock of this machine differs too much from that of the "
-                "server. Set the time (`timedatectl` says whether it is synchronized), and start again."
+                f"{url}: access was refused ({why}): the clock of this machine differs too much from the "
+                "server's. Set the time (`timedatectl` says whether it is synchronized), and start again."
             )
         if failure.kind == "expired":
             return AccessError(f"{url}: the credentials have expired ({why}). Renew {names}, and start again.")

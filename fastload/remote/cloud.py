@@ -189,7 +189,7 @@ class CloudBackend:
         # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1), and one made of time and size is ours.
         if etag is not None and etag.startswith('"'):
             options["if_match"] = etag
-        if anew:  # connections are those of a client
+        if anew:  # connections belong to a client
             self.renew()
         answer = self._read(key, lambda bucket, there: self._obstore.get(bucket, there, options=options))
         info = _info(key, answer.meta)
@@ -341,7 +341,7 @@ def _profile_credentials(url: str) -> Callable[[], Any] | None:
         return None
     if importlib.util.find_spec("boto3") is None:
         raise MissingExtraError(
-            f"{shown(url)}: the credentials are those of the profile {name!r} in ~/.aws, which boto3 reads, and boto3 "
+            f"{shown(url)}: the credentials come from the profile {name!r} in ~/.aws, which boto3 reads, and boto3 "
             "is not installed. Install it with `pip install boto3`, or set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket."
         )

@@ -111,7 +111,7 @@ def list_cache(remote: Remote | None = None) -> CacheContents:
 def verify_cache(
     url: str | None = None, remote: Remote | None = None, *, progress: Progress | None = None
 ) -> list[CacheCheck]:
-    """Hashes all chunks in the cache, or those of one URL, and removes those that are not what came.
+    """Hashes all chunks in the cache, or one URL's, and removes chunks that differ from what came.
 
     Without a request: a chunk is compared with what was noted when it came. Others may use the cache meanwhile; a wrong
     chunk that somebody has in use stays.
@@ -136,7 +136,7 @@ def verify_cache(
 
 
 def clear_cache(url: str | None = None, remote: Remote | None = None) -> Cleared:
-    """Removes the datasets of the cache that nobody has open, or that of one URL, and what killed processes left.
+    """Removes the datasets of the cache that nobody has open, or one URL's, and what killed processes left.
 
     Raises:
         OptionError: CACHE/1 is a link, or the URL is not in the cache.
@@ -223,7 +223,7 @@ def _verified(cache: CacheFolder, folder: Path, content: CachedContent, advance:
 
 
 def _header(folder: Path) -> PackedFile | None:
-    """Returns the header of the index of a dataset, or of its only file as that of an index; None: it is damaged."""
+    """Returns the header of a dataset's index, or its only file's as an index's; None: it is damaged."""
     for names in Meta(folder / "meta.json").read().values():
         for name in names:
             with suppress(FastloadError, OSError, RuntimeError, KeyError):

@@ -46,7 +46,7 @@ def _end_threads() -> None:
     At its exit, before others wait for threads that wait for chunks; so it is registered after them.
     """
     for fetcher in list(_living):
-        if fetcher._pid == os.getpid():  # a fork has those of its parent, whose locks may be held for ever there
+        if fetcher._pid == os.getpid():  # a fork has its parent's, whose locks may be held for ever there
             fetcher.close()
 
 
@@ -69,7 +69,7 @@ def fetches_here() -> bool:
 
 @dataclass
 class FetchCounts:
-    """What a process fetched for one dataset so far."""
+    """Counts of a process's fetches for one dataset so far."""
 
     chunks: int = 0  # fetched
     again: int = 0  # of these, that were fetched and evicted before
@@ -394,7 +394,7 @@ class ChunkFetcher:
                 locks.unlock(chunk)  # two processes may want to fetch it, and each hinder the other
             elif not fetch:
                 raise AbsentError
-            if self._cached.is_lost({}):  # others fetch it into what is made anew
+            if self._cached.is_lost({}):  # others fetch it into a new copy
                 raise CacheLostError(self._cached.folder)
             time.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -447,7 +447,7 @@ class ChunkFetcher:
         """Within it the header of a shard is there; made so by this thread, unless another one is about to.
 
         Without `fetch` it raises AbsentError where it would have to wait for that: whoever fetches the header may wait
-        for room, and the caller be the one that makes room.
+        for room that only the caller can make.
         """
         header = int(self._table.headers[shard])
         with self._changed:
@@ -524,7 +524,7 @@ class ChunkFetcher:
             yield
 
     def leave(self) -> None:
-        """Ends what is under way, as another fetcher takes this one's place; whoever waits gets CacheLostError.
+        """Ends fetches in progress, as another fetcher replaces this one; waiting threads get CacheLostError.
 
         What threads hold they keep until they release it.
         """

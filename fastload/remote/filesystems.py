@@ -18,7 +18,7 @@ from fastload.system.files import mode_for
 
 ResultT = TypeVar("ResultT")
 
-# Those of `info` that differ once a file was replaced. Times of creation come last: a new link changes Linux' ctime.
+# Keys of `info` whose values change when a file is replaced. Creation times come last: a new link changes Linux' ctime.
 _VERSION = ("ETag", "etag", "e_tag", "md5Hash", "blob_id", "checksum", "generation", "VersionId")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 

@@ -85,7 +85,7 @@ def fetch_into_memory(client: Client, key: str, size: int, etag: str | None) -> 
 
 
 def header_problem(memory: int) -> Exception | None:
-    """Returns what is wrong with the header of a packed file or index in memory; None: it fits its digest."""
+    """Returns the problem with the header of a packed file or index in memory; None: it fits its digest."""
     path = Path(f"/proc/self/fd/{memory}")
     try:
         file = read_header(path)
@@ -196,7 +196,7 @@ def look_for_header(url: str, fd: int, there: Sequence[Range], fetch: Any) -> li
 
 
 def as_index(file: PackedFile) -> PackedFile:
-    """Returns the header of a packed file as that of an index with one shard, the file itself."""
+    """Returns a packed file's header as an index's, whose only shard is the file itself."""
     images = file.fields.get("images")
     numbers = {
         "num_rows": file.num_rows,
@@ -212,7 +212,7 @@ def as_index(file: PackedFile) -> PackedFile:
 
 
 def _in_shard(field: Field) -> Field:
-    """Returns a field of a file as that of an index."""
+    """Returns a file's field as an index's."""
     if field.ragged is not None:
         extent = RaggedExtent(0, *field.ragged[1:])
         return replace(field, ragged=extent, shard_bytes=(field.ragged.num_bytes,))

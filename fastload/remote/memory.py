@@ -1,6 +1,6 @@
 """Sparse copies in the memory of this process, in place of the cache when its disk is full, and to verify objects.
 
-They have no name and end with the process. Only what is being read fits: nothing is kept for later epochs.
+They have no name and end with the process. They hold only chunks being read: nothing is kept for later epochs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MemoryFolder(CacheFolder):
 
 
 class _NoLocks:
-    """The locks of what no other process sees; `ChunkFetcher` counts the threads of this one."""
+    """Locks of memory that no other process sees; `ChunkFetcher` counts this process's threads."""
 
     def try_shared(self, byte: int) -> bool:
         return True
@@ -67,7 +67,7 @@ class _NoLocks:
 class MemoryDataset(CachedDataset):
     """The sparse copies of one dataset in memory.
 
-    Args: as those of `CachedDataset`.
+    Args: as for `CachedDataset`.
     """
 
     def __init__(self, cache: MemoryFolder, names: Sequence[str], sizes: NDArray[np.int64], num_chunks: int) -> None:

@@ -30,7 +30,7 @@ class Meta:
             return {}
 
     def add(self, url: str, objects: dict[str, tuple[int, str | None]]) -> None:
-        """Adds objects of a URL, in the place of those of these names; within the cache's `locked`."""
+        """Adds objects of a URL, replacing objects of the same names; within the cache's `locked`."""
         urls = self.read()
         urls[url] = urls.get(url, {}) | objects
         fd, part = tempfile.mkstemp(prefix=".meta-", dir=self._path.parent)  # a new file, through no link

@@ -1,6 +1,6 @@
 """Opens a packed file or an index behind a URL: `open_remote` returns its header, whose rows are fetched when needed.
 
-The header is that of an index in the cache of this machine, of one shard where the URL is that of a packed file.
+The header describes an index in the cache of this machine; where the URL names a packed file, an index of one shard.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
     client, key = open_client(url, remote)
     folder_key, name = key[: key.rfind("/") + 1], key[key.rfind("/") + 1 :]
     if not name:
-        raise OptionError(f"{shown(url)}: ends with a slash, which no object's name does. Give that of a packed file.")
+        raise OptionError(f"{shown(url)}: ends with a slash, which no object's name does. Give a packed file's URL.")
     check_names(shown(url), [name])
     make = functools.partial(_kept, client, key, shown(url), remote)
     in_use, found = make()
@@ -109,7 +109,7 @@ def _known(cache: CacheFolder, url: str, name: str, size: int, etag: str | None)
 
 
 def _use(cache: CacheFolder, path: Path) -> tuple[ByteLocks, PackedFile] | None:
-    """Returns what keeps a dataset in the cache in use, and its header, that of a file there.
+    """Returns the locks that keep a cached dataset in use, and its header, which is of a file there.
 
     None: another process removes it, or the file is damaged, or its header was evicted.
     """
@@ -169,7 +169,7 @@ def _folder_name(header: PackedFile, name: str, etag: str | None) -> str:
     """Returns the name of a dataset's folder in the cache; see `cache`."""
     parts = [header.header_digest]
     if header.shards is None:
-        # Chunks are those of a file of this name, and where it has no digests of its rows, of this version of it.
+        # Chunks belong to a file of this name, and where it has no digests of its rows, to this version of it.
         parts.append(xxhash.xxh32_hexdigest(f"{name}{etag if header.version is None else ''}".encode()))
     return "-".join(parts)
 

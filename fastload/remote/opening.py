@@ -20,7 +20,7 @@ FileName = str | os.PathLike[str]
 
 @contextmanager
 def open_packed(name: FileName, remote: Remote | None = None) -> Iterator[PackedFile]:
-    """Yields the header of a file, read from its path or its URL; what is open of a URL is closed afterwards.
+    """Yields the header of a file, read from its path or its URL; for a URL everything is closed afterwards.
 
     Errors raised within it name URLs where they would name a copy in the cache.
 
@@ -50,7 +50,7 @@ def open_packed(name: FileName, remote: Remote | None = None) -> Iterator[Packed
 
 
 def _with_urls(text: str, url: str, remote: Remote) -> str:
-    """Returns a message in which the objects of a URL stand in the place of their copies in the cache."""
+    """Returns a message that names the objects of a URL instead of their copies in the cache."""
     cache = re.escape(str(remote.cache_folder().absolute()))
     folder = shown(url).rpartition("/")[0] + "/"
     return re.sub(rf"{cache}/1/[^/\s]+/", lambda _: folder, text)

@@ -16,7 +16,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 @dataclass(frozen=True)
 class Remote:
-    """How objects behind a URL are requested, and where their bytes are kept on this machine.
+    """Options for requesting objects behind a URL and keeping their bytes on this machine.
 
     It holds no secret: credentials come from where the provider's own tools look for them.
 
@@ -28,12 +28,12 @@ class Remote:
         in_flight: most requests in progress at once.
         timeout: seconds after which one request has failed, its body included, and is sent again.
         give_up_after: seconds for which a request is repeated, counted from its first failure.
-        check: whether what arrives is compared with its digests.
-        shared: whether others than this user may write to the cache, as all of a group. Then each row is compared with
-            its digest each time that it is read. Else such a folder is refused.
+        check: whether fetched bytes are compared with their digests.
+        shared: whether other users may write to the cache, such as a group. Then each row is compared with its digest
+            each time that it is read. If False, such a folder is refused.
 
     Raises:
-        OptionError: a value is not one of these; the message lists what is accepted.
+        OptionError: a value is invalid; the message lists accepted ones.
     """
 
     cache: str | Path | None = None

@@ -20,7 +20,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def check_own(path: Path, *, is_root: bool) -> None:
-    """Raises CacheError where somebody else could put something in the place of what is in a folder.
+    """Raises CacheError where somebody else could replace files in a folder.
 
     `is_root`: of the cache's own folder, in which others may not even make files; in the one above they may, if it is
     one as /tmp is.
@@ -53,7 +53,7 @@ class Folder:
 
     Args:
         path: of the folder.
-        shared: whether it and its files may belong to others; what is made there then has its permissions.
+        shared: whether it and its files may belong to others; new files then get its permissions.
 
     Raises:
         FileNotFoundError: there is none.
@@ -110,7 +110,7 @@ class Folder:
             raise self._refused(self.path / part, exc) from exc
 
     def _check(self, fd: int, path: Path) -> None:
-        """Raises CacheError, and closes the file, where it is none, or somebody else's."""
+        """Raises CacheError, and closes it, where it is neither a regular file nor a folder, or somebody else's."""
         status, why = syscalls.status_of(fd), ""
         if not stat.S_ISREG(status.mode) and not stat.S_ISDIR(status.mode):
             why = "is no file"
@@ -135,7 +135,7 @@ class Folder:
             os.fchmod(fd, wanted)
 
     def rename(self, name: str, new: str) -> None:
-        """Gives a file another name, in the place of the file that has it."""
+        """Gives a file another name, replacing the file that has it."""
         os.replace(name, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def close(self) -> None:

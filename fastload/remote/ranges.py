@@ -24,7 +24,7 @@ from fastload.remote.paths import ObjectPath, remote_in_force
 HELD_BYTES = 64 * 2**20
 """Bytes that are fetched ahead in a process; more are when a single range is larger."""
 
-_KEPT = 64  # announcements; what is in earlier ones and was not read, as of a task that another worker took, is dropped
+_KEPT = 64  # announcements; unread ranges of earlier ones, as of a task that another worker took, are dropped
 _TOUCHED = 8  # ranges that were read, and stay: a zip reads a member's header and then its bytes
 
 
@@ -177,7 +177,7 @@ def read_range(wanted: ObjectRange) -> bytes:
 
 
 class _ObjectFile(io.RawIOBase):
-    """An object as a file that is read in blocks; the blocks behind the one that is read are fetched ahead."""
+    """An object as a file that is read in blocks; the blocks behind the current one are fetched ahead."""
 
     def __init__(self, path: ObjectPath, block_bytes: int, ahead: int) -> None:
         self._url, self._remote = str(path), remote_in_force()
@@ -235,8 +235,8 @@ class _ObjectFile(io.RawIOBase):
 def open_binary(path: Path, *, block_bytes: int = 2**18, ahead: int = 0) -> IO[bytes]:
     """Returns a file to read; an object, where the path is a URL, is read by ranges of at least `block_bytes`.
 
-    With `ahead` so many blocks behind the one that is read are fetched beforehand: for a caller that reads all,
-    as of a tar the headers of all its members.
+    `ahead`: how many blocks behind the current one are fetched beforehand: for a caller that reads everything, such as
+    the headers of all members of a tar.
     """
     if not isinstance(path, ObjectPath):
         return open(path, "rb")

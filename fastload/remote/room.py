@@ -25,7 +25,7 @@ from fastload.remote.cache import CachedDataset, CacheFolder, CacheLostError, Di
 from fastload.remote.chunks import Chunk, ChunkTable, Range
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
-_FULL_S = 0.5  # for which a full disk may be full because of what is evicted soon
+_FULL_S = 0.5  # for which a full disk may be full only until chunks are evicted
 _VICTIMS = 64  # chosen at a time
 _WARNED_AFTER_S = 5.0
 
@@ -42,7 +42,7 @@ class AbsentError(LookupError):
 
 
 class Objects(Protocol):
-    """The objects that chunks are fetched from, and what is known of their bytes."""
+    """The objects that chunks are fetched from, and the known facts of their bytes."""
 
     def ranges(self, chunk: Chunk, cached: CachedDataset) -> list[Range]:
         """Returns where a chunk lies in its shard, whose header is in the cache; [] where that is damaged."""
@@ -94,7 +94,7 @@ class Room:
         give_up_after_s: for which a chunk waits for room.
 
     Attributes:
-        needed: says which chunks are needed last; None: nothing is known of what comes next.
+        needed: says which chunks are needed last; None: upcoming chunks are not known.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Room:
         return self._cached.cache.root
 
     def make(self, number: int, shard: int, ranges: Sequence[Range]) -> None:
-        """Allocates a chunk's ranges in its shard's copy; evicts what is needed last where the cache is full.
+        """Allocates a chunk's ranges in its shard's copy; a full cache evicts the chunks needed last.
 
         Raises:
             DiskFullError: the disk is full, and nothing can be evicted.
@@ -203,7 +203,7 @@ class Room:
 
     def evict_for_another(self) -> bool:
         """Evicts one chunk that nobody uses, if this process may."""
-        # Not those of the process that this one is a fork of, whose locks they have.
+        # Not chunks of a parent process that forked this one: its locks protect them.
         with suppress(CacheLostError):
             return self._claims.in_use and self.evict_own()
         return False

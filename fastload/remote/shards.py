@@ -89,7 +89,7 @@ class RemoteShards:
         self.ranks = 1  # of this machine, that share the cache
         self.lets_damage_pass = False  # whether rows are compared by the reader only, not when their chunk comes
         self._locks, self._pid = dict[int, threading.RLock](), os.getpid()
-        self._least_bytes = 0  # of memory, for what is read at a time
+        self._least_bytes = 0  # of memory, for chunks read at a time
         self._layouts: dict[int, ShardLayout] = {}
         self._earlier: list[ChunkFetcher] = []  # whose counts go on
         self._disks: list[CacheFolder] = []  # of these
@@ -125,13 +125,13 @@ class RemoteShards:
         return not fetches_here() or not self._cached.presence(int(self.table.headers[shard])).complete
 
     def open_anew(self, lost: ChunkFetcher) -> None:
-        """Makes the dataset in the cache anew, in the place of what a fetcher is for, and has chunks fetched again.
+        """Makes the dataset in the cache anew, replacing a fetcher's copy, and has chunks fetched again.
 
         Files of it were removed or cut off. Who reads from those that are open may go on with them.
 
         Raises:
             ReplacedError: the object is another one now.
-            CacheError: somebody removes what is made again and again.
+            CacheError: somebody keeps removing the new copies.
         """
         with self._lock:
             if self.fetcher is not lost or self.in_memory:
@@ -263,7 +263,7 @@ class RemoteShards:
 
     @property
     def _lock(self) -> threading.RLock:
-        """The lock of this process: at a fork a thread may hold that of the parent, which nobody here releases."""
+        """The lock of this process: at a fork a thread may hold the parent's, which nobody here releases."""
         return self._locks.setdefault(os.getpid(), threading.RLock())
 
     def network_use(self) -> NetworkUse:
@@ -411,7 +411,7 @@ class RemoteShards:
     def _open_header(self, shard: int, cached: CachedDataset) -> Iterator[h5py.File]:
         """Yields the copy of a shard, whose header is held and could be read when it came.
 
-        CacheLostError: it cannot be any more.
+        CacheLostError: it no longer can be.
         """
         try:
             opened = open_hdf5(cached.path(shard))
@@ -459,7 +459,7 @@ class RemoteShards:
         return parts
 
     def _header_answer(self, shard: int, anew: bool) -> tuple[list[tuple[Range, Any]], Exception | None, int]:
-        """Returns the parts of a shard's header, or what is wrong with them; and a digest of all that came."""
+        """Returns the parts of a shard's header, or the problem with them; and a digest of all that came."""
         digest = xxhash.xxh3_64()
 
         def read(begin: int, end: int) -> Any:
@@ -473,7 +473,7 @@ class RemoteShards:
             return [], exc.with_traceback(None), digest.intdigest()
 
     def _header_problem(self, shard: int, parts: Sequence[tuple[Range, Any]]) -> Exception | None:
-        """Returns what is wrong with the parts of a shard's header, if something may have changed on the way."""
+        """Returns the problem with the parts of a shard's header, if something may have changed on the way."""
         if not self.remote.check:
             return None
         fd = sparse_memory(int(self._shards.num_bytes[shard]))
@@ -547,7 +547,7 @@ class RemoteShards:
     def _problem(
         self, chunk: Chunk, parts: Sequence[tuple[Range, Any]], cached: CachedDataset
     ) -> DamagedRowError | None:
-        """Returns what is wrong with rows of a chunk, as far as it is compared; the shard's header is there."""
+        """Returns the problem with a chunk's rows, as far as they are compared; the shard's header is there."""
         if not self._compares(chunk):
             return None
         images, layout = self._file.fields[chunk.field], self._layout(chunk.shard, cached)

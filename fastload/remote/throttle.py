@@ -45,7 +45,7 @@ class Throttle:
         self._active = 0
         self._next_s = 0.0  # the next request begins no sooner
         self._refused_s = -1e9
-        self._heard_s = 0.0  # refusals of requests begun before this are those of the last cut
+        self._heard_s = 0.0  # refusals of requests begun before this led to the last cut
 
     @contextmanager
     def slot(self) -> Iterator[Permit]:

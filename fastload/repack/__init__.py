@@ -160,9 +160,9 @@ def merge_files(
 ) -> PackReport:
     """Writes the rows of several packed files as one.
 
-    Splits are joined by name: train holds the first file's rows, then the second's, and so on. Class numbers become
-    those of the union of the names where these differ. The file does not count as shuffled unless `shuffle` is given:
-    the rows of one file lie behind those of the other.
+    Splits are joined by name: train holds the first file's rows, then the second's, and so on. Where class names
+    differ, classes are numbered by the union of the names. The file does not count as shuffled unless `shuffle` is
+    given: the rows of one file lie behind the other's.
 
     Args:
         files: at least two packed files with the same fields, shapes and dtypes.
@@ -193,11 +193,11 @@ def append_images(
     on_error: OnError = "fail",
     progress: Progress | None = None,
 ) -> PackReport:
-    """Packs more images and puts them behind those of a packed file, split by split, as one file in its place.
+    """Packs more images and appends them to a packed file, split by split, as one file in its place.
 
     They are packed with the options of the file, whose seed shuffles them among themselves; classes may be new ones.
-    The file is written anew and replaced when it is complete, so whoever reads it goes on with what it held. Until
-    then the new part lies beside it, as `.OUT.h5.append-DIGEST`, and the same call continues an interrupted one. Nobody
+    The file is written anew and replaced when it is complete, so that running readers keep the old content. Until then
+    the new part lies next to it, as `.OUT.h5.append-DIGEST`, and the same call continues an interrupted one. Nobody
     else packs to the file meanwhile: another call is a PackError.
 
     Args:
@@ -209,11 +209,11 @@ def append_images(
         progress: called with (stage, done, total).
 
     Raises:
-        SourceError: the source cannot be packed, or its images do not fit those of the file.
+        SourceError: the source cannot be packed, or its images do not fit the file's.
         MissingFileError, FormatError, OptionError, OutputError, ResumeError, PackError: as pack_images.
     """
     started = time.perf_counter()
-    local_path(output, "packed files of an object store are not written to. Append to the one that it was copied from.")
+    local_path(output, "packed files of an object store are not written to. Append to the file it was copied from.")
     if (file := read_header(output)).version is None:
         raise OptionError(
             f"{output}: fastload did not write it, so it is not known how to add images. Pack it first: `fastload pack "
@@ -285,7 +285,7 @@ def _append(
         journal_path(more).unlink()
         differences = str(exc).removeprefix("Files that differ cannot be merged: ").partition(". Pack both")[0]
         raise SourceError(
-            f"{source}: its samples do not fit those of {output}: {differences.replace(str(more), str(source))}. Bring "
+            f"{source}: its samples do not fit {output}: {differences.replace(str(more), str(source))}. Bring "
             f"them to the same form, or pack both together."
         ) from exc
     added = packed.num_samples
@@ -300,7 +300,7 @@ def _append(
         options=PackOptions(shuffle=False, chunk_bytes=options.chunk_bytes),
         reported={"warned": packed.warned, "converted": packed.converted},
     )
-    # The options stay those of the file, by which more may be appended.
+    # The file keeps its options, by which more may be appended.
     report = _write(job, [file, read_header(more)], None, workers, pack_options(file.attrs), journal)
     return replace(report, images_per_s=added)
 
@@ -317,7 +317,7 @@ def _check_new_keys(file: PackedFile, listing: Listing, source: str | Path) -> N
 
 
 def _options_of_more(file: PackedFile) -> PackOptions:
-    """Returns the options by which more images are packed as those of a file were."""
+    """Returns the options by which more images are packed like a file's images."""
     options, images, masks = PackOptions.of_file(file), file.fields.get("images"), file.fields.get("masks")
     if images is not None:
         # Gray images become RGB among such, as when all are packed at once.
@@ -340,13 +340,13 @@ def _write(
 ) -> PackReport:
     """Writes the rows of a job, which are from these files, with the options they were packed with that still hold.
 
-    `wanted` is the codec asked for, None to keep that of now; `options_kept` are to be the file's `pack_options`;
-    `journal` is that of the output, where the caller has it locked.
+    `wanted`: the codec asked for; None keeps the current one. `options_kept` become the file's `pack_options`.
+    `journal`: the output's, where the caller has it locked.
     """
     listing, options, skips = job.listing, job.options, job.on_error == "skip"
     packed_with = pack_options(listing.attrs)
     codecs = {_images_codec(header) for header in headers}
-    # The codec that images of one size get; options.codec is that of masks beside images without one.
+    # The codec for images of one size; options.codec is the masks' where images have none.
     codec, rows = NONE if len(codecs) > 1 else codecs.pop(), listing.files
     if wanted is not None:
         codec = wanted
@@ -367,7 +367,7 @@ def _write(
     elif codec != NONE:
         options = replace(options, codec=str(codec), store=EncodingOption("keep") if rows is not None else None)
     else:
-        # Masks are compressed anew if the packer chose to compress them, beside images that it did not compress.
+        # Masks are compressed anew if the packer chose to compress them but not the images.
         fields = [header.fields if header.version is not None else {} for header in headers]
         chosen = all(
             "images" in each and each["images"].offset is not None and "masks" in each and each["masks"].filters

@@ -30,7 +30,7 @@ _Part = tuple[PackedFile, Listing]
 
 
 def list_merged(paths: Sequence[str | Path], *, skip_damaged: bool = False) -> Listing:
-    """Returns the rows of all files: of each split those of the first file, then those of the second, and so on.
+    """Returns the rows of all files: for each split the first file's, then the second's, and so on.
 
     `skip_damaged`: rows whose label or other values are not what was packed are left out, and not an error.
 

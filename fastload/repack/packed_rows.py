@@ -187,7 +187,7 @@ class RaggedRows:
         return self._of_each(lambda samples: samples.stored_bytes(self.name))
 
     def _of_each(self, values: Callable[[CheckedSamples], NDArray[Any]]) -> NDArray[Any]:
-        """Returns the value of each sample, picked from those of all rows of its file."""
+        """Returns the value of each sample, picked from the values of all rows of its file."""
         found = np.concatenate([values(open_samples(file)) for file in self.files])
         firsts = np.cumsum([0, *(file.num_rows for file in self.files)])
         picked: NDArray[Any] = found[firsts[self.part] + self.row]
@@ -206,7 +206,7 @@ class RaggedRows:
         return found
 
     def checked(self, i: int, *, jpeg: bool = True) -> CheckedSample:
-        """Returns a sample as it is stored with its pixels, those of a JPEG only if `jpeg` is set.
+        """Returns a sample as it is stored with its pixels, a JPEG's only if `jpeg` is set.
 
         DamagedBefore: it is what was packed, and its JPEG cannot be decoded.
         """

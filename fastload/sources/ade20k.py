@@ -53,14 +53,14 @@ def list_ade20k(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 
 
 def _meaning(draft: Draft, tree: Tree, kind: MaskKind, at: list[int]) -> tuple[tuple[str, ...], int]:
-    """Returns the names of the values in masks, and the one that is ignored: the values show how they are numbered."""
+    """Returns the names of the values in masks, and the ignored value: the values show how they are numbered."""
     original = kind.name == "annotations"
     seen = values_in_masks(tree.files, [i for i in at if i >= 0]).tolist()
     where, labelled = f"{tree.given}: {kind.name}/", [value for value in seen if value != 255]
     if beyond := [str(value) for value in labelled if value > NUM_CLASSES]:
         raise SourceError(
             f"{where}: masks hold {first_few(beyond)}, expected 0..{NUM_CLASSES}, or 255 where they are shifted. "
-            "These are not the masks of SceneParsing (those of the full ADE20K are colours); fetch "
+            "These are not the masks of SceneParsing (the full ADE20K has masks of colours); fetch "
             "ADEChallengeData2016, or pack without with `--masks none`."
         )
     if NUM_CLASSES in seen and 255 in seen:

@@ -29,12 +29,12 @@ class Draft:
     layout: str  # a key of LAYOUTS
     tree: Tree | None  # None for an object
     on_error: OnError = "fail"  # whether samples that do not fit, such as an image without its mask, are left out
-    where: str = ""  # what was given, for messages; that of the tree if there is one
+    where: str = ""  # what was given, for messages; the tree's if there is one
     further: str = ""  # a way out, where samples are contradicted, as the end of a sentence
     title: str = ""  # the first note; "": it says by which names the layout was recognised
     notes: list[str] = field(default_factory=list)  # further sentences for the user
     skipped: list[tuple[str, str]] = field(default_factory=list)  # (key, reason) of each sample left out
-    trees: list[Tree] = field(default_factory=list)  # those that are read, whose notes end those of the listing
+    trees: list[Tree] = field(default_factory=list)  # trees that are read; the listing's notes end with theirs
     # Stems of the files that cannot be read at all: a list or mask that names one is not reported a second time.
     unreadable: frozenset[str] = frozenset()
     _known: set[str] = field(default_factory=set)  # keys of what `leave_out` noted
@@ -307,8 +307,8 @@ def _outside_splits(samples: Samples) -> list[str]:
 def keys_in_shards(names: Sequence[str], counts: Sequence[int], all_paths: Sequence[str]) -> list[str]:
     """Returns the keys of the rows of shards: shard and path of a row, or its number.
 
-    `all_paths` are those of all rows, [] for none; they count in a shard where they are unique, without their folder if
-    that is enough.
+    `all_paths`: the paths of all rows, [] for none; they count in a shard where they are unique, without their folder
+    if that is enough.
     """
     keys: list[str] = []
     for name, count in zip(names, counts, strict=True):

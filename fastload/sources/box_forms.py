@@ -40,10 +40,10 @@ _PROBED = 64  # images whose size is read: those with the largest coordinates
 
 @dataclass(frozen=True, eq=False)
 class BoxSlots:
-    """Where the B boxes of N samples lie in columns (N, M, ...); M is the most boxes of any sample, at least 1."""
+    """The places of the B boxes of N samples in columns (N, M, ...); M: the most boxes of any sample, at least 1."""
 
     sample: NDArray[np.int64]  # int64 (B,), the sample of each box, -1 for a box that is left out
-    slot: NDArray[np.int64]  # int64 (B,), number of each box among those of its sample, in their order
+    slot: NDArray[np.int64]  # int64 (B,), number of each box within its sample, in their order
     counts: NDArray[np.int64]  # int64 (N,), number of boxes of each sample
     where: str  # the dataset, for messages
 

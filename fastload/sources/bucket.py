@@ -80,7 +80,7 @@ class BucketFiles:
             raise PackError(str(exc)) from exc  # no fault of the sample: it must not be skipped for it
 
     def ranges(self, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[ObjectRange]:
-        """Returns what is read of the files at these indices, or for their headers, for `announce`."""
+        """Returns the ranges read of the files at these indices, or for their headers, for `announce`."""
         found = []
         for i in indices.tolist():
             size = int(self.sizes[i])

@@ -305,7 +305,7 @@ def _caption_files(tree: Tree, *, by_name: bool = False) -> tuple[list[int], _Re
 
 
 def captions_evidence(tree: Tree) -> list[str]:
-    """Returns the files of captions in a tree of images, but for those of COCO's other annotations."""
+    """Returns the files of captions in a tree of images; none where COCO's other annotations are there."""
     if not len(tree.images()) or any(INSTANCES.search(name) or PANOPTIC.search(name) for _, name in tree.not_images):
         return []
     return [key_of(tree.names[at]) for at in _caption_files(tree)[0]]

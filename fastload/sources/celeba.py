@@ -29,10 +29,10 @@ from fastload.system.text import text_of
 
 
 class _Text(NamedTuple):
-    """What one text file says about each image."""
+    """The values of one text file for each image."""
 
     field: str  # name of the column, or "split"
-    absence: str  # what there is not without the file
+    absence: str  # what the dataset lacks without the file
     width: int | None  # integers in a row; None: as many as in the first row
     names: tuple[str, ...] = ()  # of these, if the file does not say them
     coordinates: str = ""  # the images in whose pixels they are; the aligned ones are packed

@@ -7,7 +7,7 @@
     gtCoarse/train_extra/...                                                likewise
 
 Masks are packed with the 19 classes that count, whichever of the first two files are there; with masks="instance" the
-last are packed as they are. Those of the split test hold no classes, and are not read.
+last are packed as they are. Masks of the split test hold no classes, and are not read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def cityscapes_evidence(tree: Tree) -> list[str]:
 def list_cityscapes(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns the frames, split by split, in the order of their names.
 
-    Masks: 0..18 are the classes that count, 255 is `ignore_index`. Those of instances are uint16: below 1,000 the label
+    Masks: 0..18 are the classes that count, 255 is `ignore_index`. Instance masks are uint16: below 1,000 the label
     of a region without single instances, stuff or a group of things; else label * 1,000 + number of the instance from
     0, so that the label is `value // 1000 if value >= 1000 else value` (attribute `label_divisor`); 65,535 is
     `ignore_index`. There are no columns.

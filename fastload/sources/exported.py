@@ -147,7 +147,7 @@ def _fields(tree: Tree, sidecar: _Sidecar) -> tuple[dict[str, Column], Splits]:
     except SourceError as exc:
         why = str(exc).removeprefix(f"{where}: ")
         raise SourceError(
-            f"{where}: damaged, or not the one that {SIDECAR} describes ({why}). Export again, or remove {SIDECAR}."
+            f"{where}: damaged, or not the file that {SIDECAR} describes ({why}). Export again, or remove {SIDECAR}."
         ) from exc
 
     def values_of(name: str, dtype: np.dtype[Any], *shape: int) -> NDArray[Any]:

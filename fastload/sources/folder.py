@@ -55,7 +55,7 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     Column `labels`: int64 (N,), index into the sorted names of the classes of all splits; -1 in a split without class
     folders; no such column if no split has class folders. `options.labels` may say which folder is the class: ("top",),
     the outermost below the split, which is the default; ("deepest",), the whole path to the image; ("last",), the
-    folder it lies in; ("none",). With ("names",) it is no folder, but the words beside the number in an image's name:
+    folder it lies in; ("none",). With ("names",) it is no folder, but the words next to the number in an image's name:
     `cat.0.jpg`, `12_great_dane.jpg`.
 
     Raises:
@@ -157,7 +157,7 @@ def _words(draft: Draft, tree: Tree, images: NDArray[np.int64]) -> tuple[list[st
 
 
 def find_images(tree: Tree) -> NDArray[np.int64]:
-    """Returns the positions of the images in a tree, at least one; SourceError says what is there instead."""
+    """Returns the positions of the images in a tree, at least one; else SourceError names the files found."""
     rows = tree.images()
     if len(rows):
         return rows
@@ -240,7 +240,7 @@ class ClassFolders:
 
 
 def _with_parents(folders: Collection[str]) -> set[str]:
-    """Returns paths of folders, which end in `/`, and those of the folders that hold them."""
+    """Returns paths of folders, which end in `/`, and of the folders that hold them."""
     found = set[str]()
     for folder in folders:
         while folder and folder not in found:
@@ -287,7 +287,7 @@ def split_word(name: str) -> tuple[str, str]:
 
 
 def share_folders(one: Collection[str], other: Collection[str]) -> bool:
-    """Whether two folders hold folders of the same names, or most of those of the smaller."""
+    """Whether two folders hold folders of the same names, or share most names of the smaller one."""
     common = len(set(one) & set(other))
     return common > 0 and common >= _COMMON * min(len(one), len(other))
 
@@ -350,7 +350,7 @@ def _require_apart(draft: Draft, found: ClassFolders) -> None:
 
 
 def _classes(draft: Draft, found: ClassFolders, present: dict[str, set[str]]) -> list[str]:
-    """Returns the sorted names of all class folders, given those of each split that hold images; [] for none."""
+    """Returns the sorted names of all class folders, given each split's that hold images; [] for none."""
     classes = sorted(set().union(*present.values()))
     if not classes:
         return []

@@ -1,4 +1,4 @@
-"""What is not read: files of other loaders, split archives, odd images, whole datasets. What each is, and the way out.
+"""Sources that are not read (files of other loaders, split archives, odd images, whole datasets), and the way out.
 
 One table, `FOREIGN`, of the names (and first bytes) by which each is known and the lines that bring it into a form
 that is read. `marked_in` and `arrays_in` find datasets by their marks, whatever else is there. `foreign_format` refuses
@@ -31,14 +31,14 @@ class Foreign(NamedTuple):
     """A kind of files that is not read."""
 
     what: str  # in the plural
-    # Of the path of a file, in lower case, with that of the dataset's folder before it; matched to its end; or "".
+    # Pattern of a file's path, in lower case, after its dataset's folder's path; matched to its end; or "".
     name: str
     # How to go on. {path}: the file; {folder}: the folder that holds it, or the dataset; {stem}: the file without the
     # part that the name matched in its group `part`; each quoted for a shell, and with !r for Python.
     way: str
     head: bytes = b""  # a pattern that the first bytes match
     image: bool = False  # whether each file is an image
-    outermost: bool = False  # whether the dataset's folder is what opens it, not the one that holds the file
+    outermost: bool = False  # whether it is opened by the dataset's folder, not by the folder that holds the file
     whole: bool = False  # whether it is an archive, of which `archives` says more where it is given itself
     # Names of files and folders (ending in `/`) that are all there, or `*` and the end of one name.
     marks: str = ""

@@ -26,7 +26,7 @@ def keypoints_column(
 
     0: not labelled, and then all three are 0, as behind the last box of a sample; 1: labelled, but hidden; 2: visible.
     Attributes, as far as known: `names` of the K points; `skeleton`, the pairs of points that are joined, one pair
-    behind the other; `flip_pairs`, for each point the one that it becomes in a mirrored image.
+    behind the other; `flip_pairs`, for each point its number in a mirrored image.
 
     Args:
         slots: where the B objects lie.

@@ -43,7 +43,7 @@ from fastload.sources.tree import Tree, key_of
 from fastload.sources.webdataset import webdataset
 
 Source = Callable[[Draft, Tree, SourceOptions], Samples]
-"""Returns the samples of a tree of one layout, and notes in the draft what is to be said and what is left out.
+"""Returns the samples of a tree of one layout, and adds notes and left-out samples to the draft.
 
 Raises SourceError if the dataset cannot be packed as it is.
 """
@@ -63,7 +63,7 @@ class Layout:
     kind: Kind
     line: str  # description for `fastload layouts`
     decodes: bool = True  # whether images are files to decode, which pays for worker processes, not arrays to copy
-    own: str = "(?!)"  # pattern of the beginning of paths, of which it says itself what is left out
+    own: str = "(?!)"  # pattern of the beginning of paths whose left-out files it notes itself
     takes: tuple[str, ...] = ()  # the fields of SourceOptions that it uses; masks="none" is accepted by all
 
 
@@ -136,7 +136,7 @@ _DETECTED: WeakKeyDictionary[Tree, tuple[str, list[str]]] = WeakKeyDictionary() 
 def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
     """Returns the layout of the dataset at path, a key of LAYOUTS, and the names that show it.
 
-    Exports and datasets known by name are looked for first, then formats; what remains is a folder of images.
+    Exports and datasets known by name are looked for first, then formats; any other tree is a folder of images.
 
     Raises:
         MissingFileError: there is nothing at path.

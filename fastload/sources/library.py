@@ -103,7 +103,7 @@ def list_torchvision(draft: Draft, tree: Tree, options: SourceOptions) -> Sample
         MissingExtraError: torchvision is not installed, or cannot be imported.
         OptionError: there is no such dataset, or it does not take an argument; its root folder is not given.
         MissingFileError: it does not lie in the root folder.
-        SourceError: it gives what is neither image, label, mask nor boxes.
+        SourceError: it gives a value that is neither image, label, mask nor boxes.
     """
     if not torchvision_evidence(tree):
         raise SourceError(
@@ -140,7 +140,7 @@ def list_torchvision(draft: Draft, tree: Tree, options: SourceOptions) -> Sample
             raise
         except ImportError as exc:
             raise MissingExtraError(f"{draft.where}: torchvision needs another package: {exc}.") from exc
-        except Exception as exc:  # noqa: BLE001  # what is absent or damaged shows as any error, by class
+        except Exception as exc:  # noqa: BLE001  # absent or damaged data raise any error, by class
             if value is None or "Unknown value" not in str(exc):
                 absent[shown if value in (split, None) else f"{shown} ({value})"] = " ".join(str(exc).split())
             continue
@@ -258,7 +258,7 @@ class TorchvisionSplit:
 
     def open(self, *, download: bool = False) -> None:
         """Opens it; raises whatever the class raises."""
-        # Some download unless they are told not to.
+        # Some download unless download=False.
         more = {"download": download} if "download" in _parameters(self.dataset) else {}
         self.samples = self.dataset(self.root, **self.arguments, **more)
 
@@ -383,7 +383,7 @@ _FOLDERS = {
 }
 """Class of torchvision -> its folder below the root, and the files and folders (ending in `/`) in it that show it.
 
-Those of which the folder itself is read right are not here.
+Classes whose folder is read correctly as it is are not here.
 """
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fastload.images.image_header import ImageHeader
 
 OnError = Literal["fail", "skip"]
-"""What happens at a sample that is contradictory, such as a row without its image: an error, or it is left out."""
+"""The treatment of a contradictory sample, such as a row without its image: an error, or it is left out."""
 
 
 @runtime_checkable
@@ -59,7 +59,7 @@ class Pictures(Protocol):
     """Reads the pixels of one sample at a time, each of any size. Picklable, as Files."""
 
     def header(self, i: int) -> ImageHeader:
-        """Returns size, channels and bits of what `read(i)` returns, without reading it where that is possible.
+        """Returns size, channels and bits of the array from `read(i)`, without reading it where that is possible.
 
         Raises:
             ImageError: they are unknown; the message is only the reason.
@@ -263,7 +263,7 @@ class SourceOptions:
     mask_files: str = ""  # pattern of the paths of masks, where images have several kinds; "": found by their names
     # Folder that paths in a table are relative to; None: its own, or one that is found. Where torchvision's data lie.
     root: Path | None = None
-    download: bool = False  # torchvision fetches what is not there
+    download: bool = False  # torchvision fetches missing files
     # What the four numbers of a box are: two corners, a corner and a size, or the middle and a size; "auto": what the
     # format says.
     boxes: BoxForm = "auto"
@@ -271,7 +271,7 @@ class SourceOptions:
     # as its file stores it, before the EXIF orientation turns it; an image of the declared size, which has another size
     # now. "auto": the upright image, and images of another size than declared are refused.
     boxes_of: BoxesOf = "auto"
-    captions: str = "all"  # "none": they are left out; a number: those of more bytes in UTF-8 are cut
+    captions: str = "all"  # "none": they are left out; a number: captions of more bytes in UTF-8 are cut
 
     def __post_init__(self) -> None:
         for name, accepted in (("masks", MasksWanted), ("boxes", BoxForm), ("boxes_of", BoxesOf)):

@@ -1,4 +1,4 @@
-"""What the user says of masks: which values or colours stand for which class, and that a mask is drawn at another size.
+"""The user's options for masks: which values or colours stand for which class, and masks drawn at another size.
 
 `with_mask_options` puts a reader around the masks of a listing, whatever its layout is. It gives the classes 0 to K - 1
 in the order in which they were named, at the size of the image.
@@ -82,13 +82,13 @@ class MaskOptions:
 
 @dataclass(frozen=True)
 class Classes:
-    """What stands for each class in a mask: a value 0 to 65,535, or a colour as red << 16 | green << 8 | blue."""
+    """The code of each class in a mask: a value 0 to 65,535, or a colour as red << 16 | green << 8 | blue."""
 
     codes: tuple[int, ...]  # one for each class
     names: tuple[str, ...]
     ignored: tuple[int, ...] = ()  # codes that stand for no class
     colours: bool = False
-    guessed: bool = False  # whether the values are those of some masks that were looked at
+    guessed: bool = False  # whether the values were found by looking at some masks
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -176,7 +176,7 @@ def _given(options: MaskOptions) -> list[str]:
 
 
 def _classes(masks: Masks, options: MaskOptions) -> tuple[Classes | None, list[str]]:
-    """Returns the classes that the options name, or those of binary masks; None: values stay; and notes on that."""
+    """Returns the classes that the options name, or a binary mask's; None: values stay; and notes on that."""
     if options.palette:
         return _classes_of_palette(options.palette, options.ignore), []
     if options.values not in ("auto", "keep"):
@@ -284,7 +284,7 @@ def parse_palette(content: bytes, path: str | Path) -> Palette:
         if parts is None or max(parts[:3]) > 255:
             raise OptionError(f"{path}:{number}: {line!r}: expected red, green and blue (0 to 255) and a name.")
         if twice := [row for row in found if row[:3] == parts[:3] or row[3] == parts[3]]:
-            raise OptionError(f"{path}:{number}: {line!r}: its colour or name is that of {twice[0][3]!r} already.")
+            raise OptionError(f"{path}:{number}: {line!r}: {twice[0][3]!r} already has its colour or name.")
         found.append(parts)
     if not 1 <= len(found) <= _MOST_CLASSES:
         raise OptionError(f"{path}: {len(found)} classes; a mask has 1 to {_MOST_CLASSES}.")
@@ -321,7 +321,7 @@ class MappedMasks:
     turned: Reader | None = None  # images by whose EXIF orientation masks are turned; None: they are upright
 
     def header(self, i: int) -> ImageHeader:
-        """Returns the header of what `read(i)` returns; ImageError where the shape is not that of the image."""
+        """Returns the header of the mask from `read(i)`; ImageError where the shape is not the image's."""
         own = _header(self.masks, i)
         size = (own.width, own.height) if self._orientation(i) > 4 else (own.height, own.width)
         size = size if self.images is None else self._size(i, *size)
@@ -349,7 +349,7 @@ class MappedMasks:
         return replace(self, masks=self.masks.take(indices), images=images, turned=turned)
 
     def _orientation(self, i: int) -> int:
-        """Returns the EXIF orientation by which mask i is to be turned: that of its image, unless it has its own."""
+        """Returns the EXIF orientation by which mask i is to be turned: its image's, unless it has its own."""
         if self.turned is None or (isinstance(self.masks, Files) and _header(self.masks, i).orientation != 1):
             return 1
         return _header(self.turned, i).orientation
@@ -387,7 +387,7 @@ class MappedMasks:
         return np.asarray(found, self.classes.dtype)
 
     def _unknown(self, codes: NDArray[Any], where: NDArray[np.bool_]) -> str:
-        """Returns what is wrong with a mask that holds a value without a class."""
+        """Returns the problem with a mask that holds a value without a class."""
         classes = self.classes
         assert classes is not None, "only called with classes"
         row, column = np.argwhere(where)[0].tolist()

@@ -38,7 +38,7 @@ _KUZUSHIJI = tuple("o ki su tsu na ha ma ya re wo".split())
 _MOST_CLASSES = 1000  # EMNIST has 62
 _QMNIST = ("hsf_series", "writer", "image_of_writer", "class_code", "image_of_nist", "duplicate", "reserved")
 
-# md5 of the files of labels. That of the images would take far longer and say no more.
+# md5 of the files of labels. Hashing the images would take far longer and say no more.
 _MD5 = {
     "MNIST": "d53e105ee54ea40749a09fcbcd1e9432 ec29112dd5afa0611ce80d1b7f02629c "  # gzipped
     "a25bea736e30d166cdddb491f175f624 27ae3e4e09519cfbb04c629615203637",  # unpacked

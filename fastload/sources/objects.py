@@ -178,7 +178,7 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
 
 
 def _splits_in(source: Any) -> dict[str, Any]:
-    """Returns the datasets that are the splits in a mapping; {} if it is none of datasets, such as one of columns."""
+    """Returns the datasets that are the splits in a mapping; {} if its values are no datasets but, say, columns."""
     if not isinstance(source, Mapping) or not source or {*_IMAGE_KEYS, *_LABEL_KEYS} & {*map(str, source)}:
         return {}
     if any(isinstance(part, (np.ndarray, Mapping)) for part in source.values()):
@@ -202,7 +202,7 @@ class JoinedObjects:
 
 
 def object_samples(draft: Draft, parts: Mapping[str, Any], root: Path | None = None) -> Samples:
-    """Returns the samples of the objects that are the splits of a dataset ("": it has none); notes what is left out.
+    """Returns the samples of the objects that are the splits of a dataset ("": it has none); notes what it leaves out.
 
     Images that are given as paths are files, known by their path relative to `root` or to what holds all of them.
     """
@@ -330,7 +330,7 @@ class _Sample(NamedTuple):
     label: Any = None
     mask: Any = None
     objects: Any = None
-    others: tuple[str, ...] = ()  # keys of what is not packed
+    others: tuple[str, ...] = ()  # keys that are not packed
 
 
 def _sample(source: Any, row: int) -> _Sample:
@@ -395,7 +395,7 @@ def _column(parts: Mapping[str, Any], labels: list[Any], rows: list[int], kind: 
     named = [_classes(part) for part in parts.values()]
     classes = next((names for names in named if names), ())
     if len({names for names in named if names}) > 1 and int in first:
-        # Splits may number their classes apart, where one has a class that another lacks: their names decide.
+        # Splits may number their classes separately, where one has a class that another lacks: their names decide.
         ends = list(accumulate(map(len, parts.values())))
         try:
             labels = [None if label is None else named[bisect_right(ends, row)][label]

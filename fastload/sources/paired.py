@@ -18,7 +18,7 @@ from fastload.sources.mask_classes import Classes, MappedMasks, Palette
 from fastload.sources.tree import Tree, key_of
 
 Key = tuple[str, ...]
-"""What an image and its mask have in common: a stem, behind the folder where that counts."""
+"""The key that an image and its mask share: a stem, behind the folder where that counts."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class MaskKind:
     """One kind of masks that a dataset may have."""
 
     name: str  # of the folder or files, for notes
-    pattern: re.Pattern[str] | None = None  # of their paths, with groups as that of images; None: found otherwise
+    pattern: re.Pattern[str] | None = None  # of their paths, with the images' groups; None: found otherwise
     of: str = ""  # kinds of one `of` show the same, and the first that all images have is taken; "": any is
     names: tuple[str, ...] = ()  # of the classes
     ignore_index: int | None = None
@@ -56,7 +56,7 @@ class Paired:
     """A dataset of images and masks."""
 
     kinds: tuple[MaskKind, ...]  # in the order in which they are preferred
-    absent: str  # what is not there if there are no images, and what to give
+    absent: str  # message where there are no images: what is missing, and what to give
     where: str = "a folder of masks"  # lie
     # Path of an image, with a group `key`; maybe `split`, and `place`, the folder that counts. None: found otherwise.
     image: re.Pattern[str] | None = None

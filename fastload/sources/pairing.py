@@ -59,7 +59,7 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 _MANY = 12  # folders side by side, above which they are classes or sequences, and not kinds of images
 _MOST_GROUPS = 48
-_MOST_ENDS = 8  # groups in one folder, above which beginnings or ends of names tell no kinds of images apart
+_MOST_ENDS = 8  # groups in one folder, above which beginnings or ends of names do not distinguish kinds of images
 _SAMPLED = 24  # names of a group that are looked at
 _AGREE, _AGREE_BY_NAME = 0.75, 0.5  # part of the sampled stems of the smaller group that the other one must have
 _PROBED = 3  # files of a group that are read
@@ -82,8 +82,8 @@ _VIEWS = (("a", "b"), ("lr", "hr"), ("sketch", "photo"), ("sketches", "photos"),
 """Words by which the two images of a pair are called in folders that classes would not be called by."""
 
 Shows = Literal["photo", "mask", "lines", "colours", "perhaps", ""]
-"""What a file shows: a photograph; a mask of few numbers, also one of thin lines, or of few colours; perhaps one, as a
-JPEG of few colours, or few numbers at random, or regions of many numbers of 16 bits; "" if it is unreadable.
+"""The content of a file: a photograph; a mask of few numbers, also of thin lines, or of few colours; perhaps a mask, as
+a JPEG of few colours, or few numbers at random, or regions of many numbers of 16 bits; "" if it is unreadable.
 """
 
 T = TypeVar("T")
@@ -145,20 +145,20 @@ class Match(NamedTuple):
 
     image: Group
     mask: Group
-    image_ends: tuple[str, str]  # beginning and end of the images' stems that are no part of what agrees
-    mask_ends: tuple[str, str]  # those of the masks
+    image_ends: tuple[str, str]  # beginning and end of the images' stems, outside the part that agrees
+    mask_ends: tuple[str, str]  # the same of the masks' stems
     files: list[tuple[int, int]]  # positions of some images and their masks
 
     def image_core(self, name: str) -> str:
-        """Returns what the stem of an image shares with that of its mask; the stem itself if it is no such image."""
+        """Returns the part of an image's stem that its mask's stem shares; the stem itself if it is no such image."""
         return _core(name, *self.image_ends) or stem_of(name)
 
     def mask_core(self, name: str) -> str:
-        """Returns what the stem of a mask shares with that of its image; the stem itself if it is no such mask."""
+        """Returns the part of a mask's stem that its image's stem shares; the stem itself if it is no such mask."""
         return _core(name, *self.mask_ends) or stem_of(name)
 
     def words(self) -> tuple[set[str], set[str]]:
-        """Returns the words by which paths of images differ from those of masks, and the other way round."""
+        """Returns the words that only paths of images have, and the words that only paths of masks have."""
         here, there = _different(self.image.pattern, self.mask.pattern)
         image = _words(" ".join((*here, self.image.head, self.image.tail, *self.image_ends)))
         mask = _words(" ".join((*there, self.mask.head, self.mask.tail, *self.mask_ends)))
@@ -179,7 +179,7 @@ class Match(NamedTuple):
 
 @dataclass
 class Pairing:
-    """What is paired in a tree."""
+    """The pairs found in a tree."""
 
     pairs: list[Match] = field(default_factory=list)  # one for each group of images that has masks
     without: list[Group] = field(default_factory=list)  # images of a split without masks
@@ -189,7 +189,7 @@ class Pairing:
     colours: bool = False  # whether masks are colours
 
 
-_FOUND: WeakKeyDictionary[Tree, Pairing] = WeakKeyDictionary()  # several layouts ask for those of one tree
+_FOUND: WeakKeyDictionary[Tree, Pairing] = WeakKeyDictionary()  # several layouts ask for one tree's
 
 
 def find_pairs(tree: Tree, mask_files: str = "") -> Pairing:
@@ -235,7 +235,7 @@ class _Search:
         self.groups = self._groups()
 
     def search(self) -> Pairing:
-        """Returns what is paired."""
+        """Returns the pairs found."""
         if len(self.groups) > 1 and any(map(self._may_be_masks, self.groups)):
             self._pair()
         return self.pairing
@@ -367,7 +367,7 @@ class _Search:
             return False
 
     def _why_views(self, match: Match, *, alone: bool) -> str:
-        """Returns by what two groups with equal names are pairs of photographs; "" if they are none."""
+        """Returns why two groups with equal names are pairs of photographs; "" if they are not."""
         files = _spread(match.files, _COMPARED)
         details = [(self.detail(a), self.detail(b)) for a, b in files]
         known = [(one, other) for one, other in details if one and other]
@@ -418,7 +418,7 @@ class _Search:
     def _find(
         self, many: Group, few: Group, name: str, mine: tuple[str, str], theirs: tuple[str, str]
     ) -> tuple[int, int] | None:
-        """Returns the position of a file of the group `few`, and that of the file of `many` that its name fits."""
+        """Returns the positions of a file of the group `few` and of the file of `many` that its name fits."""
         folder, core = split_path(name)[0][:-1], _core(name, *mine)
         place = few.place_of[folder]
         if not core or place not in many.places:
@@ -459,7 +459,7 @@ class _Search:
         return "pair" if named or alike else ""
 
     def _far(self, match: Match) -> tuple[int, ...]:
-        """Returns a value that is the smaller, the more likely the images of a match are those of its masks."""
+        """Returns a value that is the smaller, the more likely the images of a match belong to its masks."""
         words, (folders, different) = match.words()[0], match.distance()
         shown = bool(words & _LESSER - _IMAGE_WORDS)  # pictures of masks
         photo = self.look(match.files[0][0])[0] == "photo"
@@ -598,7 +598,7 @@ def _folder_of(name: str) -> str:
 
 
 def _kinds_of_ends(names: list[str]) -> tuple[tuple[str, str], ...]:
-    """Returns the beginnings or ends that tell apart kinds of files in one folder; () if there is one kind only."""
+    """Returns the beginnings or ends that distinguish kinds of files in one folder; () if there is one kind only."""
     stems = [stem_of(name) for name in names]
     for pattern in (_TAIL, _HEAD):
         ends = [match[0] if (match := pattern.search(stem)) else "" for stem in stems]
@@ -703,7 +703,7 @@ def _are_thin(pixels: NDArray[np.int64]) -> bool:
 
 
 class _Detail(NamedTuple):
-    """What a photograph shows, to be compared with another of any size."""
+    """Features of a photograph, to be compared with another of any size."""
 
     size: tuple[int, int]  # height, width
     edges: NDArray[np.float64]  # (2, E): differences of neighbouring pixels, and these without sign, of mean 0, norm 1
@@ -737,7 +737,7 @@ def _same_view(one: tuple[int, int], other: tuple[int, int]) -> bool:
 def _alike(pairs: list[tuple[_Detail, _Detail]]) -> bool:
     """Whether the two images of each pair are more alike than images of different pairs, by far or without exception.
 
-    The latter are as much alike where all photographs are, as those of one fixed camera.
+    Images of different pairs are as much alike where all photographs are, as from one fixed camera.
     """
     likeness = np.max([[[float(a @ b) for a, b in zip(x.edges, y.edges, strict=True)] for _, y in pairs]
                        for x, _ in pairs], axis=2)  # fmt: skip
@@ -749,7 +749,7 @@ def _alike(pairs: list[tuple[_Detail, _Detail]]) -> bool:
 
 
 def _no_counter(cores: list[str], count: int) -> bool:
-    """Whether names are such as no two folders have by chance: of letters that differ, or of numbers far apart."""
+    """Whether two folders can hardly share such names by chance: letters that differ, or widely spaced numbers."""
     letters = {"".join(filter(str.isalpha, core)) for core in cores}
     sparse = all(map(str.isdecimal, cores)) and max(map(int, cores)) > _SPARSE * count
     return len(cores) > 2 and (2 * len(letters) > len(cores) or sparse)

@@ -1,4 +1,4 @@
-"""What in a tree speaks against a folder of images: signs of a structure that class folders or images alone would lose.
+"""Signs that a tree is no plain folder of images: structure that class folders or images alone would lose.
 
 Any tree with images is a folder of images, so a layout that is not recognised would be packed as one, with wrong labels
 and without its boxes, masks or splits. `refuse_by_signs` refuses it instead, names what was seen and what would be
@@ -72,9 +72,9 @@ _OF_CAMERAS = frozenset(
     "imag frame frames screenshot screen scan scene seq sequence shot page capture snap still clip cam camera webcam "
     "left right front back rear top bottom side wa whatsapp untitled download thumb tile patch crop slice".split()
 )
-"""Words, in lower case, that names of files begin with, and that say how an image came about, not what is on it."""
+"""Words, in lower case, that names of files begin with, and that say how an image came about, not its content."""
 _ABOUT = re.compile(r"(licen[cs]e|readme|copying|credits|attribution|notice)\b", re.IGNORECASE)
-"""How the name of a file begins that is about the folder it lies in, and says nothing of images."""
+"""The beginning of names of files that are about their folder, and say nothing of images."""
 
 _HEAD = 2**18
 _MOST_READ = 48  # text files that are looked into
@@ -90,7 +90,7 @@ _NUMBER_LINE = re.compile(r"[\d\s.,;eE+-]*\d[\d\s.,;eE+-]*")
 class Sign:
     """One thing in a tree that a folder of images would lose or mistake."""
 
-    seen: str  # what there is, and what it looks like, as the end of a sentence
+    seen: str  # the files found, and their likely meaning, as the end of a sentence
     ways: tuple[str, ...] = ()  # commands, or what to do, that would be right
     folders: frozenset[str] = frozenset()  # those whose files it is about, which need no sign of their own
 
@@ -103,8 +103,7 @@ def refuse_by_signs(
 ) -> None:
     """Raises SourceError if anything, `further` signs first, speaks against packing a tree as a folder of images.
 
-    `classes` are those of a packed file, to which one may be added. `level`: whether it was said which folders are
-    the classes.
+    `classes`: of a packed file, to which one may be added. `level`: whether it was said which folders are the classes.
     """
     found = [*further, *signs_against_folder(tree, classes, level=level)]
     if not found:
@@ -267,7 +266,7 @@ def _ways_of(tree: Tree, suffix: str, names: list[str]) -> tuple[str, ...]:
 
 
 def _texts_beside(tree: Tree, texts: list[tuple[int, str]], names: _Names) -> Iterator[Sign]:
-    """Yields the texts that name images or some of the classes, and those of numbers alone next to images alone."""
+    """Yields the texts that name images or some of the classes, and texts of numbers alone next to images alone."""
     seen: Counter[tuple[str, str]] = Counter()
     kinds: dict[str, dict[str, str]] = {}
     coco: list[str] = []
@@ -426,7 +425,7 @@ def _same_files(found: ClassFolders, others: Iterable[str]) -> Iterator[Sign]:
 
 
 def _other_folders(found: ClassFolders, told: set[str]) -> Iterator[Sign]:
-    """Yields the folders next to those of images that hold other files alone, but for those `told` already."""
+    """Yields the folders next to folders of images that hold other files alone, except those already in `told`."""
     others = []
     for split, names in found.without_images().items():
         others += [path for name in names if (path := f"{found.splits[split]}{name}/") in found.with_files]

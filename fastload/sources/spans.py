@@ -39,7 +39,7 @@ _S = 10**9
 
 
 def is_as_listed(status: os.stat_result, num_bytes: int, mtime_ns: int) -> bool:
-    """Whether a file is still the one that was listed, by its size and time of modification.
+    """Whether a file is unchanged since it was listed, by its size and time of modification.
 
     A listing keeps the same two of each sample, and an interrupted pack continues with what has the same. What a
     program wrote with both unchanged is not seen.
@@ -48,7 +48,7 @@ def is_as_listed(status: os.stat_result, num_bytes: int, mtime_ns: int) -> bool:
 
 
 def without_cache(remote: Remote) -> Remote:
-    """Returns how objects are requested: what is cached of them is nobody else's concern."""
+    """Returns how objects are requested: their cached bytes are nobody else's concern."""
     return replace(remote, cache=None, max_bytes=None)
 
 
@@ -203,7 +203,7 @@ class FileSpans:
             return self.file.read(fd, min(size, int(self.sizes[i])), int(self.offsets[i]))
 
     def ranges(self, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[ObjectRange]:
-        """Returns what is read of pieces of an object, as `BucketFiles.ranges`; nothing of a file of this machine."""
+        """Returns the ranges that are read for pieces of an object, as `BucketFiles.ranges`; none for a local file."""
         if isinstance(self.file, ListedFile):
             return []
         sizes = np.minimum(self.sizes[indices], HEAD_BYTES) if heads else self.sizes[indices]
@@ -291,7 +291,7 @@ class JoinedFiles(Joined[Files]):
         return self.parts[int(self.part[i])].read_head(int(self.index[i]), size)
 
     def ranges(self, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[ObjectRange]:
-        """Returns what is read of those that are behind URLs, as `BucketFiles.ranges`."""
+        """Returns the ranges that are read of files behind URLs, as `BucketFiles.ranges`."""
         if not any(hasattr(part, "ranges") for part in self.parts):
             return []
         return [

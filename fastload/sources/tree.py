@@ -39,7 +39,7 @@ IMAGE_SUFFIXES = (*_SUFFIXES.split(), *_optional_suffixes())
 
 
 TORCHVISION, HUGGING_FACE = "torchvision:", "hf:"
-"""How a source begins that is the name of a dataset of a library."""
+"""Prefixes of a source that names a dataset of a library."""
 
 
 def is_library(path: str | Path) -> bool:
@@ -100,7 +100,7 @@ class Tree:
 
     @cached_property
     def spans(self) -> dict[str, tuple[int, int]]:
-        """Where the files directly in each folder begin and end in names; folders end in `/`, "" is the top."""
+        """The begin and end in `names` of the files directly in each folder; folders end in `/`, "" is the top."""
         found: dict[str, tuple[int, int]] = {}
         begin, folder = 0, ""
         for i, name in enumerate(self.names):
@@ -196,7 +196,7 @@ def is_image(name: str) -> bool:
 _OF_SYSTEMS = frozenset(
     "__macosx @eadir #recycle #snapshot $recycle.bin recycler lost+found __pycache__ thumbs.db desktop.ini".split()
 ) | {"system volume information"}
-"""Names, in lower case, of what operating systems, file servers and Python leave among a user's files."""
+"""Names, in lower case, of files that operating systems, file servers and Python leave among a user's files."""
 
 
 def is_hidden(part: str) -> bool:

@@ -119,7 +119,7 @@ def _years(tree: Tree) -> dict[str, list[str]]:
     above = dict.fromkeys(at for at, base in map(split_path, tree.folders) if base in _PARTS)
     # ImageNet has folders Annotations and ImageSets too, but none of the others.
     own = ("ImageSets/Main", *_PARTS[2:])
-    # Masks in Annotations are those of DAVIS and the like, SegmentationClassPNG is labelme's: not VOC's.
+    # Masks in Annotations come from DAVIS and the like, SegmentationClassPNG from labelme: not VOC's.
     masks = {f"{at}{part}" for at in above for part in ("Annotations", "SegmentationClassPNG")} & there
     if masks:
         holding = {split_path(tree.names[i])[0] for i in tree.images().tolist()}
@@ -247,7 +247,7 @@ def _labels(
     draft: Draft, stems: list[str], classes: tuple[str, ...], marks: dict[tuple[str, str], int],
     objects: dict[str, Annotation] | None,
 ) -> dict[str, Column]:  # fmt: skip
-    """Returns the columns of what classes are in each image: by ImageSets/Main, else by the annotations."""
+    """Returns the columns of the classes in each image: by ImageSets/Main, else by the annotations."""
     if marks:
         draft.notes.append("Labels by ImageSets/Main: 0 there means difficult, which is label 0 and difficult 1.")
     elif objects is not None:
@@ -275,7 +275,7 @@ def _labels(
 
 
 class Annotation(NamedTuple):
-    """What one file says: the size of the image, and its objects, in its order."""
+    """The content of one file: the size of the image, and its objects, in its order."""
 
     size: tuple[int, int]  # height, width; 0, 0 if unknown
     items: list[Item]

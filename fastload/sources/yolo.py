@@ -78,12 +78,12 @@ class _Pairs(NamedTuple):
 
 @dataclass
 class _About:
-    """What a data.yaml, or the files of other programs in its place, say about a dataset."""
+    """A dataset's facts in a data.yaml, or in the files of other programs in its place."""
 
     names: tuple[str, ...] = ()  # of the classes
     points: tuple[int, int] = (0, 0)  # keypoints of an object, and numbers of each (2, or 3 with its visibility)
     point_names: tuple[str, ...] = ()  # of the keypoints
-    flip_pairs: tuple[int, ...] = ()  # for each keypoint the one that it becomes in a mirrored image
+    flip_pairs: tuple[int, ...] = ()  # for each keypoint its number in a mirrored image
     entries: list[tuple[str, str]] = field(default_factory=list)  # split, and its folder or list of images
     file: str = ""  # the file that says so
 
@@ -263,19 +263,19 @@ def _plain(line: str) -> str:
 
 @dataclass
 class _LabelReader:
-    """Reads files of labels, and counts what is to be said about their lines."""
+    """Reads files of labels, and collects notes about their lines."""
 
     tree: Tree
     about: _About
     form: BoxForm
-    odd: dict[str, list[str]] = field(default_factory=dict)  # what is written otherwise -> where
+    odd: dict[str, list[str]] = field(default_factory=dict)  # unusual way of writing -> where
     lengths: Counter[int] = field(default_factory=Counter)  # numbers of an object with more than four -> objects
     within: int = 0  # objects whose further numbers are points in the box that the first four would be
     boxed: int = 0  # objects with a box and its polygon
     repeated: int = 0  # objects that are given twice
 
     def read(self, at: int) -> list[_Object]:
-        """Returns the objects of a file of labels; ValueError names the line that is none."""
+        """Returns the objects of a file of labels; ValueError names the malformed line."""
         found: list[_Object] = []
         seen = set[str]()
         for number, line in enumerate(_text_lines(self.tree.read_text(at)), 1):
@@ -291,7 +291,7 @@ class _LabelReader:
         return found
 
     def notes(self) -> list[str]:
-        """Returns what is to be said about all lines that were read; SourceError if they are hardly polygons."""
+        """Returns the notes about all lines that were read; SourceError if they are hardly polygons."""
         notes = [
             f"Lines of labels were read that YOLO writes otherwise: {what} ({len(places)}, first {places[0]})."
             for what, places in self.odd.items()
@@ -424,7 +424,7 @@ def _note_unlabelled(draft: Draft, tree: Tree, pairs: _Pairs) -> None:
 
 
 def _splits(draft: Draft, tree: Tree, about: _About, images: list[int], kept: list[int]) -> tuple[list[int], Splits]:
-    """Returns those of the images kept to list, and their splits: by data.yaml or lists, else by names of folders.
+    """Returns which of the images kept to list, and their splits: by data.yaml or lists, else by names of folders.
 
     An image that several entries name is of its folder's split, else of the first. One that none names is left alone,
     unless its folder is named after a split.
@@ -564,7 +564,7 @@ def _read_about(draft: Draft, tree: Tree) -> _About:
 
 
 def _entries(content: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns split and path of what a data.yaml says of train, val, valid, test."""
+    """Returns split and path of the entries train, val, valid and test of a data.yaml."""
     found = [(SPLITS[key], value) for key, value in content.items() if key in SPLITS and value]
     return [(split, str(entry)) for split, value in found for entry in (value if isinstance(value, list) else [value])]
 

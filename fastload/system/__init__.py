@@ -1,6 +1,6 @@
 """The operating system and the machine: CPUs, memory, files, threads; nothing about images or data sets.
 
-Goes in: paths, file descriptors, process ids. Comes out: numbers (CPUs, bytes of free memory, share of a file in the
+Input: paths, file descriptors, process ids. Output: numbers (CPUs, bytes of free memory, share of a file in the
 page cache), bytes of files, results of work done in threads.
 
 Read first: `machine` (CPUs and memory this process may use), `files` (output files, reads of any length, the page

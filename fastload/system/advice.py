@@ -1,4 +1,4 @@
-"""What commands and reports advise to do, each text under a name: tests try every one of them.
+"""The advice of commands and reports, each text under a name: tests try every one of them.
 
 Errors are not among these: they say themselves what to do, and end the command.
 """

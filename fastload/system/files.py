@@ -126,7 +126,7 @@ def is_below(path: Path, folder: Path) -> bool:
 
 
 def mode_for(path: Path) -> int:
-    """Returns the permissions of a new file at `path`: those of the file that it replaces, or what the umask leaves."""
+    """Returns the permissions of a new file at `path`: the replaced file's, or what the umask leaves."""
     with contextlib.suppress(OSError):
         return stat.S_IMODE(os.stat(path).st_mode) & 0o777
     umask = os.umask(0)

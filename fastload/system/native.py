@@ -1,7 +1,7 @@
 """The compiled loops of native.c, where they were built: rows copied and images made without the GIL, values permuted.
 
 Optional: `library` is None where the package was installed without a C compiler, or FASTLOAD_NATIVE=0 is set, and every
-caller does the same in NumPy, simplejpeg and torch then. A checkout has it after `python tools/build_native.py`. No
+caller uses NumPy, simplejpeg and torch instead then. A checkout has it after `python tools/build_native.py`. No
 torch here.
 """
 
@@ -106,7 +106,7 @@ def _is_unwanted() -> bool:
 
 
 def described() -> str:
-    """Returns in a few words what is there of it."""
+    """Returns in a few words which parts of it are there."""
     if library() is None:
         return "none: FASTLOAD_NATIVE=0 is set" if _is_unwanted() else "none: installed without a C compiler"
     if decodes_jpeg():
@@ -117,7 +117,7 @@ def described() -> str:
 def why_slow(has_jpegs: Callable[[], bool]) -> str:
     """Returns why images are decoded or cropped slowly here, and what to do; empty where nothing is missing.
 
-    `has_jpegs` says whether JPEGs are among them, and is asked only where that matters. The rates are those of
+    `has_jpegs` says whether JPEGs are among them, and is asked only where that matters. The rates were measured by
     `benchmarks/bench_native.py`.
     """
     if library() is None and _is_unwanted():

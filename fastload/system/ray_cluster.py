@@ -1,6 +1,6 @@
 """Runs tasks on a Ray cluster, each on one CPU, where nodes may be lost and a task may run twice.
 
-A task is a function that can be imported and what it is called with; its result must not depend on where, or how
+A task is a function that can be imported, and its arguments; its result must not depend on where, or how
 often, it runs. One that fails by its input is not tried again; one whose node, worker process or storage failed is, a
 few times; and one that takes far longer than the others gets a second copy, of which the first to end counts.
 """
@@ -46,7 +46,7 @@ class _Attempt:
 
 @dataclass(eq=False)
 class _Left:
-    """What is to be known of a task that is not done."""
+    """The state of a task that is not done."""
 
     task: Any
     failures: list[str] = field(default_factory=list)

@@ -27,7 +27,7 @@ _F_RDLCK, _F_UNLCK, _SIGURG, _NO_ARGUMENT = map(ctypes.c_long, (fcntl.F_RDLCK, f
 
 
 class Status(NamedTuple):
-    """What the system says of a file: sizes in bytes, times in nanoseconds, `mode` and `owner` as `os.stat_result`."""
+    """A file's status from the system: sizes in bytes, times in nanoseconds, `mode` and `owner` as `os.stat_result`."""
 
     device: int
     inode: int
@@ -51,7 +51,7 @@ def status_of(fd: int) -> Status:
 
 
 def status_at(path: str | os.PathLike[str]) -> Status | None:
-    """Returns the status of what a path names, the link itself where that is one; None: nothing."""
+    """Returns the status of the file at a path, of the link itself where it is one; None: nothing is there."""
     try:
         return _status(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW) or _of_stat(os.lstat(path))
     except OSError:

@@ -20,7 +20,7 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 def text_of(value: bytes | str) -> str:
-    """Returns bytes as text; what is not UTF-8, and lone surrogates of a text, as escapes such as `\\xff`."""
+    """Returns bytes as text; bytes that are not UTF-8, and lone surrogates of a text, as escapes such as `\\xff`."""
     if isinstance(value, str):
         value = value.encode("utf-8", errors="backslashreplace")
     return value.decode("utf-8", errors="backslashreplace")
@@ -104,7 +104,7 @@ def share_text(share: float) -> str:
 
 
 def object_text(name: str, what: Sequence[str], how: Sequence[str]) -> str:
-    """Returns an object's `repr` in two lines: what it is, and below how."""
+    """Returns an object's `repr` in two lines: its content, and below its options."""
     return f"{name}({', '.join(what)})\n  {', '.join(how)}"
 
 

@@ -140,7 +140,7 @@ class InFlight:
     """The batches that a loader handed to a device's stream and that the stream has not begun to use, in order.
 
     The stream has nothing to do between two marks: one recorded when a batch is asked for, which happens when all
-    earlier work is done, and one recorded after the stream was told to wait for the batch's copy. If it is still busy
+    earlier work is done, and one recorded after the stream was made to wait for the batch's copy. If it is still busy
     when the batch is there, both happen at the same time.
 
     So that there are never many, the host waits before it hands over another one. Each holds memory of the device, and

@@ -1,4 +1,4 @@
-"""What a loader fetched over the network in some time, and how: `NetworkUse`."""
+"""`NetworkUse`: counts of a loader's fetches over the network in some time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _STATES = ("url", "in_flight", "allowed", "dataset_bytes", "room_bytes", "nodes"
 
 @dataclass(frozen=True)
 class NetworkUse:
-    """What this process fetched of one dataset in some time; all counts are zero for a file of this machine.
+    """Counts of this process's fetches of one dataset in some time; all zero for a file of this machine.
 
-    `+` and `-` add and subtract the counts; what is no count is that of the first one.
+    `+` and `-` add and subtract the counts; the result keeps the left side's other values.
     """
 
     elapsed_s: float = 0.0  # of the time

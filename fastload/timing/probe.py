@@ -1,4 +1,4 @@
-"""How a `FastLoader` reports what it does: by batch to a `Meter` (`Probe`), as totals (`LoaderStats`), to profilers.
+"""Reports of a `FastLoader`: by batch to a `Meter` (`Probe`), as totals (`LoaderStats`), as ranges to profilers.
 
 Ranges of profilers are named `fastload.wait`, `fastload.read`, `fastload.copy`, ...
 
@@ -34,7 +34,7 @@ class WorkerInfo(NamedTuple):
 class Probe:
     """A record of the batch that is being asked for. Only the thread of the training loop writes it; no lock.
 
-    `mark` returns the present moment, as a `Clock` of the meter marks it.
+    `mark` returns the current time as a mark of the meter's `Clock`.
     """
 
     def __init__(self, mark: Callable[[], Any]) -> None:
@@ -95,23 +95,23 @@ class LoaderStats:
         consumed_samples: samples handed over, echoes included.
         steps: batches handed over, echoes included.
         elapsed_s: from the beginning of the epoch to the last batch handed over, or to its end; by the host's clock.
-        stall_s: part of it that training waited for a batch. On the CPU by the host's clock, in `next()`, with the
-            transforms that run there. On a device by its own clock: the time in which the stream that was current at
-            `next()` had nothing to do because the batch had not come, without transforms. Time in `next()` in which the
-            device still works is no stall.
+        stall_s: part of it in which training waited for a batch. On the CPU by the host's clock: time in `next()`,
+            transforms there included. On a device by its own clock: time in which the stream that was current at
+            `next()` was idle because the batch had not come, without transforms. Time in `next()` while the device
+            still works is no stall.
         bytes_read: bytes copied from the file, for the fresh samples.
         echo: times each batch is used in this epoch.
         blocked_s: part of elapsed_s that the host spent in `next()` until it had a batch, without transforms: waiting
             for it to be read, for memory to read into, or for a device that has enough batches to go on with.
         read: how rows of a packed file are read, "map" or "pread", also where the loader's `read` is "auto"; "" for
             another dataset.
-        damaged_samples: damaged rows of the file that other rows took the place of (on_damage="skip").
+        damaged_samples: damaged rows of the file that were replaced by other rows (on_damage="skip").
         damaged_rows: their numbers, the first `MOST_DAMAGED_ROWS` of them.
-        fetched_bytes, fetched_chunks: of a dataset behind a URL, what came over the network in this process meanwhile,
-            for this epoch and the beginning of the next one; 0 for files of this machine, as all of the following.
+        fetched_bytes, fetched_chunks: of a dataset behind a URL, fetched over the network in this process meanwhile,
+            for this epoch and the beginning of the next one; 0 for local files, like all of the following.
         cache_hits: chunks that were needed, or coming up, and lay in the cache, except those still held from before.
-        requests, retries: requests that were sent, and those of them that repeated one that had failed.
-        network_wait_s: of all threads together, the time in which they waited for chunks that had not come.
+        requests, retries: requests that were sent, and how many of them repeated a failed one.
+        network_wait_s: time for which threads waited for chunks, summed over all threads.
     """
 
     fresh_samples: int = 0

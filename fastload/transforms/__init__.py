@@ -1,6 +1,6 @@
 """Transforms of image batches, on the CPU or a GPU, drawn anew for each sample, epoch and echo.
 
-Goes in: the fields of a batch, images (B, C, H, W) in channels_last memory, and `Draws`. Comes out: new tensors; masks,
+Input: the fields of a batch, images (B, C, H, W) in channels_last memory, and `Draws`. Output: new tensors; masks,
 boxes and points follow the images.
 
 Read first: `spec` (the protocols), then `draws` (random numbers that depend on the sample and not on its batch) and any

@@ -1,4 +1,4 @@
-"""Fields that hold boxes and points: from the forms that files have to the one that transforms move, and back."""
+"""Converts fields of boxes and points from the forms in files to the form that transforms move, and back."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _PROBES = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
 
 @dataclass(frozen=True)
 class Coordinates:
-    """How a field holds coordinates in the image.
+    """The form in which a field holds coordinates in the image.
 
     Attributes:
         kind: "points": (B, 2 P) or (B, ..., 2) as x, y; "xyv": (B, ..., K, 3) as x, y and a visibility, of which 0
             means that there is no point; "xyxy" or "xywh": (B, 4) or (B, M, 4), corners, or a corner and a size. Where
-            an image has several boxes, those of four zeros only fill the row up, and stay so.
+            an image has several boxes, boxes of four zeros are padding, and stay zeros.
         unusable: why its numbers are not pixels of the images as they are packed; empty if they are.
-        flip_pairs: for each of K points the one that it becomes in a mirrored image, such as the other eye; (): itself.
+        flip_pairs: for each of K points its number in a mirrored image, such as the other eye's; (): unchanged.
     """
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""Transforms that run others by chance: RandomApply those of colours, RandomChoice those that mix a batch."""
+"""Transforms that run others by chance: RandomApply colour transforms, RandomChoice transforms that mix a batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RandomApply(ColourTransform):
         p: probability, 0 to 1.
 
     Raises:
-        OptionError: p is not within [0, 1]; there is no transform, or one that is none of colours.
+        OptionError: p is not within [0, 1]; there is no transform, or one that is no colour transform.
     """
 
     def __init__(self, transforms: Sequence[ColourTransform], p: float = 0.5) -> None:

@@ -275,7 +275,7 @@ def _gray(pixels: torch.Tensor) -> torch.Tensor:
 
 def _turned(pixels: torch.Tensor, turns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns pixels (B, H, W, 3), their hue turned by parts of a full turn (B, 1, 1), value and saturation kept."""
-    # Planes: reading every third value is slow. A clone, since that of a single pixel would be `pixels` itself.
+    # Planes: reading every third value is slow. A clone, since for a single pixel the planes would be `pixels` itself.
     red, green, blue = pixels.permute(3, 0, 1, 2).clone(memory_format=torch.contiguous_format)
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)

@@ -162,13 +162,13 @@ class RandomCrop(PlacedTransform):
         size: of the window in pixels, (height, width); one number for a square.
         padding: pixels added before cropping: one number for all sides, (left and right, top and bottom), or
             (left, top, right, bottom).
-        pad_if_needed: whether an image that is smaller than the window is padded, on both sides by what is missing.
+        pad_if_needed: whether an image that is smaller than the window is padded, on both sides by the difference.
         fill: value of constant padding in the images' own units (0 to 255 for uint8): one number, or one per channel.
         padding_mode: "constant", "edge" (repeats the last pixel), "reflect" (mirrors without repeating it) or
             "symmetric" (mirrors and repeats it).
 
     Raises:
-        OptionError: a size, padding or mode that has no meaning. Images that are too small, or cannot hold the fill,
+        OptionError: an invalid size, padding or mode. Images that are too small, or cannot hold the fill,
             are refused when the loader is made, or at `apply`.
     """
 
@@ -247,7 +247,7 @@ class CenterCrop(PlacedTransform):
         size: of the window in pixels, (height, width); one number for a square.
 
     Raises:
-        OptionError: a size that has no meaning. Images that are too small are refused when the loader is made, or at
+        OptionError: an invalid size. Images that are too small are refused when the loader is made, or at
             `apply`.
     """
 
@@ -281,7 +281,7 @@ class Resize(PlacedTransform):
         max_size: most pixels of the longer side; only with one number for size.
 
     Raises:
-        OptionError: a size that has no meaning. Images of other dtypes are refused when the loader is made, or at
+        OptionError: an invalid size. Images of other dtypes are refused when the loader is made, or at
             `apply`.
     """
 
@@ -296,7 +296,7 @@ class Resize(PlacedTransform):
         if max_size is not None and (not is_whole(max_size) or len(self.size) != 1 or max_size <= self.size[0]):
             raise OptionError(
                 f"Resize(size={size!r}, max_size={max_size!r}): max_size is a whole number above size, and size then "
-                f"one number, that of the shorter side."
+                f"one number, the length of the shorter side."
             )
         self.max_size = max_size
 
@@ -334,7 +334,7 @@ class RandomResizedCrop(PlacedTransform):
         ratio: (smallest, largest) width / height, above 0.
 
     Raises:
-        OptionError: a size that has no meaning, or bounds that are reversed or not positive. Images of other dtypes
+        OptionError: an invalid size, or bounds that are reversed or not positive. Images of other dtypes
             are refused when the loader is made, or at `apply`.
     """
 

@@ -74,7 +74,7 @@ class MixingTransform(BaseTransform):
         if found is None:
             raise OptionError(
                 f"{self._name}: there is no field {self.field!r} among {', '.join(names)}, which says how images were "
-                f"mixed. Add it to fields, name the one that holds the classes, as in {self._name}(field='label'), or "
+                f"mixed. Add it to fields, name the field of classes, as in {self._name}(field='label'), or "
                 f"leave {self._name} out of transform."
             )
         return found

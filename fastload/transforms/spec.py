@@ -75,7 +75,7 @@ class GeometricTransform(Transform, Protocol):
 
 @runtime_checkable
 class MovesCoordinates(Protocol):
-    """A geometric transform that also moves points and boxes; `spec` is that of the images it is given."""
+    """A geometric transform that also moves points and boxes; `spec` describes the images it is given."""
 
     def move_points(self, points: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
         """Returns points, float32 (B, P, 2) as (x, y) in pixels, as they lie in the transformed image."""

@@ -40,8 +40,8 @@ def refuse_image_transforms(transform: object) -> None:
     if _of_torchvision(first) and not _is_v2(first):
         raise OptionError(
             f"PackedDataset(transform=...): {_named(first)} of torchvision takes an image alone, and a sample is the "
-            f"tuple of its fields. Those of torchvision.transforms.v2 take all of it, and move masks and boxes "
-            f"along. Or give a function that returns (transform(sample[0]), *sample[1:])."
+            f"tuple of its fields. Transforms of torchvision.transforms.v2 take the whole tuple, and move masks and "
+            f"boxes along. Or give a function that returns (transform(sample[0]), *sample[1:])."
         )
 
 
@@ -80,7 +80,7 @@ def _is_v2(transform: object) -> bool:
 
 
 def _of_torchvision(transform: object) -> bool:
-    """Whether the code that a call runs is torchvision's: not that of a user's class derived from one of its."""
+    """Whether a call runs torchvision's own code, and not code of a user's subclass."""
     kind = type(transform)
     code = transform if _is_function(transform) else getattr(kind, "forward", kind.__call__)
     return str(getattr(code, "__globals__", {}).get("__name__", "")).startswith("torchvision.transforms.")
@@ -102,8 +102,8 @@ class OnTvTensors:
     """Calls a v2 transform with a sample whose fields are tv_tensors, and returns the sample with plain tensors.
 
     Images are given as `Image`, masks as `Mask`, boxes as `BoundingBoxes` and points as `KeyPoints`; all else as it is.
-    Of boxes only those that are no padding are given, and the results are padded again. A visibility of points stays;
-    those of visibility 0 stay zeros.
+    Padding boxes are left out, and the results are padded again. Visibilities of points stay; points of visibility 0
+    stay zeros.
 
     Args:
         transform: a v2 transform.

@@ -232,7 +232,7 @@ def test_a_header_that_was_changed_is_an_error_when_the_file_is_opened(packed_co
     with h5py.File(packed_copy, "r+") as file:
         file["labels"].attrs["names"] = np.array([b"x", b"y", b"z"])
     for opened in (lambda: PackedDataset(packed_copy), lambda: FastLoader(packed_copy, 4, share=None)):
-        with pytest.raises(FormatError, match=r"its header .* is not the one that was written"):
+        with pytest.raises(FormatError, match=r"its header .* is not as it was written"):
             opened()
     dataset = PackedDataset(packed_copy, check=None)
     assert len(pairs(FastLoader(dataset, 4, share=None))) == N

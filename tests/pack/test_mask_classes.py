@@ -116,7 +116,7 @@ def test_palettes_come_in_many_forms(tmp_path, text):
         ("1,2,3\n", r"palette.txt:1: '1,2,3'.*expected red, green and blue"),
         ("sky:1,2,3::\ntree:1,2,300::\n", r"palette.txt:2: 'tree:1,2,300::': expected red, green and blue"),
         ("1,2,300,sky\n", "expected red, green and blue"),
-        ("1,2,3,sky\n1,2,3,tree\n", r"palette.txt:2: .* is that of 'sky' already"),
+        ("1,2,3,sky\n1,2,3,tree\n", r"palette.txt:2: .* 'sky' already has its colour or name"),
         ("name,r,g\nsky,1,2\n", "a palette's columns are r, g, b and name"),
         ("", "0 classes"),
     ],

@@ -210,7 +210,7 @@ def test_a_source_that_changed_is_never_what_skip_leaves_out(tmp_path: Path) -> 
     with pytest.raises(SourceError, match="1 samples are not what they were"):
         pack_shard(plan.path, 0)
     assert not list(tmp_path.glob("out-*"))
-    with pytest.raises(OutputError, match="this ending is that of plans"):
+    with pytest.raises(OutputError, match="plans have this ending"):
         index_plan(plan.path, plan.path, overwrite=True)
     with pytest.raises(OptionError, match="`--engine ray`"):
         pack_images(source, tmp_path / "out.h5", workers=0, shards=1, address="auto")

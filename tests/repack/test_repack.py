@@ -354,6 +354,6 @@ def test_a_header_or_labels_that_were_changed_are_not_laundered(tmp_path):
         lambda: merge_files([good, source], tmp_path / "b.h5"),
         lambda: export_file(source, tmp_path / "out"),
     ):
-        with pytest.raises(FormatError, match=r"a\.h5: its header .* is not the one that was written"):
+        with pytest.raises(FormatError, match=r"a\.h5: its header .* is not as it was written"):
             attempt()
     assert not (tmp_path / "b.h5").exists() and not (tmp_path / "out").exists()

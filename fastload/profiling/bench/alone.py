@@ -34,7 +34,7 @@ class AloneFigures:
     loader_memory_bytes: int  # the part of `peak_memory_bytes` that was not there before the loader
     # Rate of a bare copy of the same rows, in turn with the loader; None: not possible
     take_samples_per_s: Spread | None = None
-    over_take: Spread | None = None  # rate of the loader divided by that of the copy, for each pair
+    over_take: Spread | None = None  # rate of the loader divided by the copy's, for each pair
     why_no_take: str = ""  # why there is no bare copy
 
 

@@ -104,13 +104,13 @@ class BenchResult:
         return facts
 
     def _others(self, figure: Spread | float | None) -> str:
-        """Returns what is to be said of other programs behind a figure."""
+        """Returns the note on other programs for the end of a figure's line."""
         text = others_text(figure.get("others_cpus") if isinstance(figure, dict) else figure, self.cpus)
         return text and f"; {text}"
 
     @property
     def runs(self) -> list[Measured]:
-        """The runs that a report shows: the loader's loop with all other figures, then those of rivals and faults."""
+        """The runs that a report shows: the loader's loop with all other figures, then rivals and injected faults."""
         first = self.loop.measured if self.loop is not None else Measured(self.title, self.command)
         if self.loop is None and self.alone is not None:
             first = replace(first, samples_per_s=self.alone.samples_per_s["median"])

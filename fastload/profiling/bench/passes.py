@@ -123,7 +123,7 @@ def spread(values: Sequence[float], others: OthersCpus | None = None) -> Spread:
 
 
 def repeated(way: Way, count: int) -> Spread:
-    """Runs a way so many times; returns the spread of what it returned."""
+    """Runs a way so many times; returns the spread of its results."""
     others, found = OthersCpus(), list[float]()
     for _ in range(count):
         with others.measured():

@@ -241,8 +241,8 @@ def make_step(
 def network(name: str, *, channels: int, num_classes: int) -> nn.Module:
     """Returns one of `NETWORKS`, untrained, from images float (B, channels, H, W) to logits (B, num_classes).
 
-    The residual networks are those of He et al. (2015, https://arxiv.org/abs/1512.03385), table 1, with the stride in
-    the 3x3 convolution of a bottleneck, as is usual since. They are written out here because torchvision is not a
+    The residual networks are from He et al. (2015, https://arxiv.org/abs/1512.03385), table 1, with the stride in the
+    3x3 convolution of a bottleneck, as is usual since. They are written out here because torchvision is not a
     dependency, and so that figures of different machines compare.
     """
     if name == "tiny":  # a few convolutions with large strides: some tenths of a millisecond per image on one core

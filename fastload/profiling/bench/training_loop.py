@@ -51,7 +51,7 @@ def run_loop(
 ) -> LoopFigures:
     """Trains on a loader's batches for some seconds, epoch after epoch, at most `epochs` of them.
 
-    The clock starts when the first batch is there. `title` is that of reports; `show` gets the current
+    The clock starts when the first batch is there. `title` is the reports' title; `show` gets the current
     rates, not too often, under the name `part`; `alone_samples_per_s` is the rate of the step on one
     cached batch, if that was measured in turn with such a loop.
     """

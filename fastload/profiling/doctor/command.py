@@ -164,7 +164,7 @@ class Signals:
     """Catches the signals that would end this process, within the `with` block. Main thread only.
 
     A signal to the whole process group (Ctrl-C in a terminal, the end of a job) reaches the command as well; a signal
-    to this process alone does not. A handler is not told which of the two it was. So a witness is asked, a small
+    to this process alone does not. A handler cannot see which of the two it was. So a witness is asked, a small
     process in the same group: a signal that it got too was sent to the group.
 
     Handlers only wake `wait`, whichever thread gets the signal; nothing is interrupted. A signal that is ignored
@@ -199,7 +199,7 @@ class Signals:
     def wait(self, seconds: float) -> tuple[set[int], set[int]]:
         """Waits for a signal or the end of a child process, at most `seconds`.
 
-        Returns the signals that came, and those of them that were sent to this process alone.
+        Returns the signals that came, and which of them were sent to this process alone.
         """
         select.select([self._reads], [], [], seconds)
         came = self._drain()

@@ -37,8 +37,8 @@ _SHOWN_STEPS = 4000
 _OTHER_LOOP = 0.05  # of a run; a loop of less is not spoken of
 _SLOWER = 1.05  # of a step, that is spoken of
 _LONG_S = 0.02  # of a pause; a longer one makes no difference
-# What a change to a loop that does not train has to save to be spoken of first: a part of the run, and so many times
-# what the change to the one that trains would save.
+# A change to a loop that does not train is named first if it saves this part of the run, and so many times what the
+# change to the training loop would save.
 _GOOD_PART, _CLEARLY = 0.1, 1.5
 
 
@@ -61,7 +61,7 @@ def examine(
     look: Callable[[Records], None] | None = None,
     over: Callable[[], None] = lambda: None,
 ) -> Examined:
-    """Runs a command with each of its loaders timed, and judges the one that takes the most time.
+    """Runs a command with each of its loaders timed, and judges the loader that takes the most time.
 
     After `seconds` the command is interrupted. `signals` is entered; signals that come while the records are read have
     to wait. `look` is called about twice a second with the records so far; None: nothing is read until the end.
@@ -91,7 +91,7 @@ def examine(
 
 
 class Recording:
-    """What is recorded of a job within a `with` block: the events of its loaders, its waits, the machine's counters."""
+    """Records a job within a `with` block: the events of its loaders, its waits, the machine's counters."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fastload-doctor-"))  # for the events; removed at the end
@@ -146,7 +146,7 @@ class Recording:
                 gain = verdict.cures[0].gain if verdict.worth_making else 1.0
                 judged[one] = asked, verdict, seconds / course.total_s, seconds * (1 - 1 / gain)
         chosen = max(judged, key=lambda one: (judged[one][3], one is loader))
-        # What loops would gain that ran beside other programs is not known.
+        # The gain of loops that ran while other programs did is not known.
         is_held = judged[loader][1].cause == OTHER_PROGRAMS
         if is_held or judged[chosen][3] < max(_GOOD_PART * course.total_s, _CLEARLY * judged[loader][3]):
             chosen = loader
@@ -186,9 +186,9 @@ class Recording:
     ) -> Measured:  # fmt: skip
         """Ends the sampling, and returns everything known about one loader's loop, with the verdict.
 
-        With the begin and end of the script's run, it is that of its process's loops whose first change saves most
-        time of the whole run, and the evidence says where the rest of the run went. `alone_samples_per_s` is the rate
-        of the step on one cached batch, if that was measured.
+        Given the begin and end of the script's run, it chooses among the process's loops the loop whose first change
+        saves most of the run's time, and the evidence says where the rest of the run went. `alone_samples_per_s` is
+        the rate of the step on one cached batch, if that was measured.
         """
         self._stop_sampling()
         demands, course, which, lanes = self.demands(loader), list[str](), "", list[Lane]()

@@ -38,7 +38,7 @@ class WaitShares:
 class WaitSampler:
     """Samples, in a thread, the kernel function in which the first thread of some processes waits.
 
-    In a worker process the first thread is the one that makes batches. `close` ends the sampling; the samples are kept.
+    In a worker process the first thread makes the batches. `close` ends the sampling; the samples are kept.
     """
 
     def __init__(self) -> None:

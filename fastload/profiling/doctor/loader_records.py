@@ -45,7 +45,7 @@ class Fetch:
     work: BatchWork
     unknown_blocked_s: float = 0.0  # blocked time of reading that no timed call explains
     slow: tuple[float, ...] | None = ()  # seconds of its slowest samples; None: of samples asked for at once
-    samples: tuple[int, float, float] = (0, 0.0, 0.0)  # how many were timed, their seconds, those of a typical one
+    samples: tuple[int, float, float] = (0, 0.0, 0.0)  # how many were timed, their seconds, seconds of a typical one
     decoded: tuple[int, int, int] = (0, 0, 0)  # images that were decoded, their heights and their widths together
     waits: tuple[tuple[str, float], ...] = ()  # lines of the dataset's code that slept or waited for a socket; seconds
     first_wait: tuple[float, float] = (0.0, 0.0)  # of those: when the first began, and its seconds; 0: there was none
@@ -140,7 +140,7 @@ def _lock_of_h5py(event: Event) -> float:
 class LoaderRecord:
     """One loader of one process, over all its epochs; `fetches` and `lines` after `Records.read_making`."""
 
-    process: Event  # the `process` event of the one that iterates it
+    process: Event  # the `process` event of the process that iterates it
     facts: Event  # its `loader` event
     steps: Thinned[StepRecord] = field(default_factory=lambda: Thinned(MOST_STEPS))  # that have ended
     last: deque[Step] = field(default_factory=lambda: deque(maxlen=50))  # the latest of them
@@ -189,13 +189,13 @@ class LoaderRecord:
 
     @property
     def network(self) -> NetworkUse | None:
-        """What came over the network for it; None: its data are on this machine, or it does not say."""
+        """Its use of the network; None: its data are on this machine, or it does not say."""
         came = [one for one in self.networks if one is not None]
         return functools.reduce(operator.add, reversed(came)) if came else None
 
     @property
     def inner_per_batch(self) -> float:
-        """How many batches of the DataLoader within it are one of its own; 1.0 unless it cuts them anew."""
+        """Batches of the DataLoader within it per batch of its own; 1.0 unless it regroups them."""
         inner = self.inner / max(1, self.num_nexts)
         return inner if inner and not 0.8 < inner < 1.25 else 1.0
 
@@ -216,7 +216,7 @@ class LoaderRecord:
 
 
 class Records:
-    """A job's processes, and the loaders that they iterated: read again and again, only what is new each time.
+    """A job's processes, and the loaders that they iterated: read repeatedly, each time only new events.
 
     The job may still run: lines that are incomplete or cannot be parsed are left out.
     """

@@ -1,4 +1,4 @@
-"""Measures what batches like those of a loader would cost others, on this machine, with made-up contents."""
+"""Measures on this machine what other loaders would take for batches like a loader's, with made-up contents."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PAGE = 4096  # bytes
 
 @dataclass(frozen=True)
 class ImagesSeen:
-    """What a loader makes of its images.
+    """The batches that a loader makes of its images.
 
     Attributes:
         batch: shape (B, C, H, W) of its batches; the last two may be the first two of others: (B, H, W, C).
@@ -194,14 +194,14 @@ def _mean_step_s(
 
 
 def _transforms(seen: ImagesSeen) -> list[BaseTransform]:
-    """Returns those of the transforms that fastload has."""
+    """Returns the transforms that fastload has, too."""
     from fastload import transforms
 
     found = []
     for one in seen.transforms:
         name = one.partition("(")[0]
         if one_like_it := getattr(transforms, name, None):
-            with suppress(OptionError, TypeError, ValueError, SyntaxError):  # it has to be told more than is known
+            with suppress(OptionError, TypeError, ValueError, SyntaxError):  # it needs arguments that are not known
                 call = ast.parse(one, mode="eval").body
                 assert isinstance(call, ast.Call)
                 arguments = [ast.literal_eval(word) for word in call.args]

@@ -117,7 +117,7 @@ def plain_loader(loader: LoaderRecord) -> PlainLoader:
             listed,
             channels=images.channels,
             size=images.size,
-            # Those of a loader around another one may be that one's work.
+            # A loader around another one may get floating-point images from it.
             floating="float" in loader.dtype and not loader.inner,
             resized=bool(height) and (height, width) != images.size,
             calls=[call for _, call in loader.seen_at("call")],

@@ -1,4 +1,4 @@
-"""What the records of batches being made say: for what workers waited, which calls took the time, which samples."""
+"""Summarises records of how batches were made: workers' waits, slow calls, slow samples."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def keeps_transform(loader: LoaderRecord) -> bool:
 def shares_its_waits(fetches: Sequence[Fetch]) -> tuple[bool, list[str]]:
     """Returns whether workers wait longer the more of them do, as at a service that answers one at a time; evidence.
 
-    A batch's first wait tells: at the begin of epochs some begin while few others are at work, later ones beside all.
+    A batch's first wait shows it: at the begin of epochs some begin while few others work, later ones while all work.
     Each of the former has to be shorter than nearly all the latter. `fetches` are all batches of the workers.
     """
     begins, ends = (sorted(times) for times in zip(*((f.begin_s, f.begin_s + f.wall_s) for f in fetches), strict=True))
@@ -105,7 +105,7 @@ def shares_its_waits(fetches: Sequence[Fetch]) -> tuple[bool, list[str]]:
     few_s, many_s = statistics.median(few), statistics.median(many)
     if max(few) >= statistics.quantiles(many, n=10)[0] or many_s < few_s * (1 + most / 2):
         return False, []
-    return True, [f"beside few other workers a wait takes {seconds_text(few_s)}, beside all {seconds_text(many_s)}"]
+    return True, [f"with few other workers active a wait takes {seconds_text(few_s)}, with all {seconds_text(many_s)}"]
 
 
 def first_of_workers(fetches: Sequence[Fetch]) -> set[int]:

@@ -1,4 +1,4 @@
-"""Plays a script's training step again on this machine's CPUs, to try it beside other work, or in other formats."""
+"""Plays a script's training step again on this machine's CPUs, to try it during other work, or in other formats."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class _Call:
 
 
 def _functions(name: str) -> Iterator[Callable[..., Any]]:
-    """Yields the operation of a name such as `aten.add.Tensor`, then what does the same for more memory formats."""
+    """Yields the operation of a name such as `aten.add.Tensor`, then its equivalents for more memory formats."""
     import torch
 
     found: Any = torch.ops
@@ -183,7 +183,7 @@ class TrialStep:
 
     The pause is what the loop does meanwhile, and from which a step begins with cold caches and sleeping threads. Where
     none is recorded, or is a part of it, steps of a small network for such images take its place. `around_s` of it are
-    arithmetic on a batch of floating-point images, as in a loader that normalizes those of another one.
+    arithmetic on a batch of floating-point images, as in a loader that normalizes another loader's images.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ def _least_s(call: Callable[[], Any], pause_s: float = 0.0) -> float:
 
 
 def _least_of_each_s(calls: Sequence[Callable[[], Any]], pause_s: float = 0.0) -> list[float]:
-    """Returns that of each, called in turn, so that what else the machine does meanwhile holds them up equally."""
+    """Returns each call's least time. Calls take turns, so that other work of the machine slows them equally."""
     taken_s: list[list[float]] = [[] for _ in calls]
     while len(taken_s[0]) < _WARM_UP + _ROUNDS and (len(taken_s[0]) <= _WARM_UP or sum(taken_s[0]) < _SECONDS):
         for call, seconds in zip(calls, taken_s, strict=True):

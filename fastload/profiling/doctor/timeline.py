@@ -1,4 +1,4 @@
-"""What a script's time went into: its loops over loaders, and what it did before, between and after them."""
+"""Divides a script's time among its loops over loaders, and its work before, between and after them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Span:
 
 @dataclass
 class Timeline:
-    """The seconds of a run; those of loops and `outside` are all of it."""
+    """The seconds of a run: `loops` and `outside` together are all of it."""
 
     loops: list[float]  # of each loop, without loops inside of it
     outside: dict[str, float]  # by BEFORE, BETWEEN and AFTER

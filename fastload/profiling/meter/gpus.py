@@ -30,8 +30,8 @@ class Gpus:
     Args:
         nvml: the module pynvml, or an object with the same functions; None: pynvml if it is installed.
         visible: in the form of CUDA_VISIBLE_DEVICES: numbers or UUIDs, of whole GPUs or MIG slices; None: the value of
-            that variable. Numbers are those of `nvidia-smi`; CUDA numbers GPUs differently on machines with several
-            kinds of them, unless CUDA_DEVICE_ORDER=PCI_BUS_ID.
+            that variable. GPUs are numbered as by `nvidia-smi`; CUDA numbers them differently on machines with several
+            kinds of GPU, unless CUDA_DEVICE_ORDER=PCI_BUS_ID.
     """
 
     def __init__(self, nvml: Any = None, visible: str | None = None) -> None:

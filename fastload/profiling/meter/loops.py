@@ -43,7 +43,7 @@ Item = TypeVar("Item")
 
 @dataclass
 class Thinned(Generic[Item]):
-    """An evenly spaced part of what was added, in bounded memory: at first all, then every second, every fourth, ..."""
+    """An evenly spaced part of added values, in bounded memory: at first all, then every second, every fourth, ..."""
 
     most: int = MOST_STEPS  # number of items kept, even
     kept: list[Item] = field(default_factory=list)

@@ -33,9 +33,9 @@ class Meter:
         print(meter.verdict.sentence)
 
     A step begins when its batch is asked for and ends when the next one is. Any iterable can be watched; a `FastLoader`
-    also reports its stages, its copies and transforms, and how many batches were ready. On CUDA, times are those of the
-    device's current stream, which the host runs ahead of: waiting counts only while the device is idle. What the loop
-    itself copies or transforms counts as compute.
+    also reports its stages, its copies and transforms, and how many batches were ready. On CUDA, times are
+    measured on the device's current stream, which the host runs ahead of: waiting counts only while the device is idle.
+    Copies and transforms by the loop itself count as compute.
 
     Steps are kept up to a number, then an evenly spaced part of them; sums are always over all steps.
 
@@ -117,7 +117,7 @@ class Meter:
     def record(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Starts to append each step and each reading to a file of JSON lines, so that a killed job loses none.
 
-        The lines are those of `write_jsonl`, for all loops.
+        The lines are as `write_jsonl` writes them, for all loops.
 
         Raises:
             OutputError: the file exists and `force` is not given, or it cannot be written.
@@ -168,7 +168,7 @@ class Meter:
 
     @property
     def totals(self) -> Totals:
-        """Sums over the steps so far of the main loop, the one that took longest."""
+        """Sums over the steps so far of the main loop, which took longest."""
         return self._loop(None).totals
 
     @property
@@ -185,7 +185,7 @@ class Meter:
         """Returns the measurements of a loop as the input of `fastload.profiling.verdict.judge`.
 
         Args:
-            loader: that was watched; None: that of the loop which took longest.
+            loader: a watched one; None: the loader of the loop that took longest.
         """
         others_cpus = mean_others(self.readings, [(0.0, math.inf)]) / local_world_size()
         loop = self._loop(loader)
@@ -226,7 +226,7 @@ class Meter:
         """Returns everything measured so far as plain numbers, for reports and files.
 
         Args:
-            loader: that was watched; None: that of the loop which took longest.
+            loader: a watched one; None: the loader of the loop that took longest.
             verdict: to be used instead of this loop's own.
             title, command, facts, tables: as in `Measured`.
         """

@@ -37,7 +37,7 @@ class Sampler:
     Args:
         pid: of the process; None: this one.
         nvml: as in `Meter`.
-        visible: CUDA_VISIBLE_DEVICES of the process; None: that of this process.
+        visible: CUDA_VISIBLE_DEVICES of the process; None: the value in this process.
         every_s: seconds between two readings. The driver updates its utilization every 1/6 to 1 s.
         begun_s: `time.perf_counter()` at the moment from which `at_s` counts; None: now.
         callback: called with each reading, in the sampler's thread.

@@ -28,7 +28,7 @@ _NO_RANGE = nullcontext()
 
 
 class _Open(NamedTuple):
-    """A step that has not ended yet. Marks are the clock's; those of a moment that did not come equal the next one."""
+    """A step that has not ended yet. Marks are the clock's; a moment that did not come has the mark of the next one."""
 
     begin_s: float
     marks: tuple[Any, Any, Any, Any]  # asked for, ready, copied, received

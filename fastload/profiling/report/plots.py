@@ -1,6 +1,6 @@
 """The plots of a report: from measurements to drawings that the page stretches to whatever width there is.
 
-What is drawn is an SVG of 1000 x 1000 units, which page.css stretches to its panel; lines keep their width. Titles,
+A plot is an SVG of 1000 x 1000 units, which page.css stretches to its panel; lines keep their width. Titles,
 numbers at the axes and marks are text of the page, placed in per cent, so they keep their size.
 """
 

@@ -91,7 +91,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class DataTraits:
-    """Properties of the data that decide what is worth trying, and how it is timed."""
+    """Properties of the data that decide which values are worth trying, and how they are timed."""
 
     processes: bool  # whether samples need Python code, which processes run
     linear: bool  # whether each row can be read by itself, so that no chunk has to be read or decoded as a whole
@@ -112,7 +112,7 @@ STAGES = {"windows": "shuffle", "workers": "workers", "read": "read"}
 
 
 def candidates_of(stage: str, best: Candidate, traits: DataTraits) -> list[Candidate]:
-    """Returns what a stage tries beside the best candidate so far; empty if nothing can be gained."""
+    """Returns a stage's candidates to try against the best so far; empty if nothing can be gained."""
     values: list[Any] = []
     if stage == "windows" and best.shuffle is not False and not traits.processes and (traits.cold or traits.whole):
         # Chunks are read whole or from disk; rows that are in the page cache cost the same in every order.

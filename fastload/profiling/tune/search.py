@@ -1,4 +1,4 @@
-"""Searches argument by argument: candidates run in turn, and those that cannot win any more are dropped.
+"""Searches argument by argument: candidates run in turn, and candidates that can no longer win are dropped.
 
 Each round runs every candidate once, back and forth (A B C, C B A, ...), so that a machine that slows down affects all
 of them. At the end the best of all stages runs against the default.
@@ -259,7 +259,7 @@ class Search:
         return result
 
     def _came(self) -> str:
-        """Returns the size of what came over the network, "" for none; ends the fetching of a URL that was given."""
+        """Returns the size of data fetched over the network, "" for none; ends the fetching of a given URL."""
         if not isinstance(self._data, PackedInput) or self._data.dataset.file.remote is None:
             return ""
         remote = cast(RemoteShards, self._data.dataset.file.remote)

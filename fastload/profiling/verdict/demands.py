@@ -26,7 +26,7 @@ MAKING_STAGES = STAGES[:-1]
 """The stages of making a batch before its copy to the device, in order."""
 
 BY_FASTLOAD = ("reading", "decoding", "collate", "hand-over", "lock contention")
-"""What batches no longer cost when the images are packed and loaded by FastLoader."""
+"""The stages of making a batch that cost nothing when images are packed and loaded by FastLoader."""
 
 PACKED = ("reading", "decoding", "collate", "lock contention")
 """Causes whose cure is to pack the images and to load them by FastLoader."""
@@ -66,7 +66,7 @@ class Demands:
     persistent: bool = False  # whether workers live from epoch to epoch
     is_fastload: bool = False  # whether the loader is a FastLoader
     timed_device: bool = False  # whether steps were timed on a device, which works while the loop goes on
-    device_s: float = 0.0  # time of a step on it, waits for its batch left out; 0: that of `steps`
+    device_s: float = 0.0  # time of a step on it, waits for its batch left out; 0: take the time of `steps`
     host_s: float = 0.0  # time of the loop in such a step, waits for the device left out
     # Time of a step on a batch that lies ready, without a loader, measured in the same process; 0: it was not measured
     alone_s: float = 0.0
@@ -79,7 +79,7 @@ class Demands:
     # For each of `steps`, the CPUs that workers used while it did its own work; empty: not known
     contending: tuple[float, ...] = ()
     others_cpus: float = 0.0  # CPUs of this rank that other programs used meanwhile
-    job_cpus: float = 0.0  # CPUs that all processes of the job used, for each rank; 0: those of its batches and steps
+    job_cpus: float = 0.0  # CPUs that all processes of the job used, for each rank; 0: take its batches' and steps'
     waits_only: str = ""  # why nobody saw what batches cost, and who does: a `Meter` does not in other loaders
     # Of a packed file whose images are decoded on the fly, bytes of the pixels over bytes in the file; 0: of no such
     compression_ratio: float = 0.0
@@ -93,7 +93,7 @@ class Demands:
 
     @cached_property
     def startups_s(self) -> tuple[float, ...]:
-        """For each epoch, what its first batch took beyond a usual one, and its end; empty if there are no workers."""
+        """For each epoch, the time of its first batch beyond a usual one, plus its end's; empty without workers."""
         if not self.workers:
             return ()
         if self.starts_s:
@@ -140,7 +140,7 @@ class Demands:
 
 @dataclass(frozen=True)
 class Costs:
-    """What batches and steps cost, made from `Demands` by `costs_of`; means are per batch or per step, in seconds."""
+    """The costs of batches and steps, made from `Demands` by `costs_of`; means per batch or per step, in seconds."""
 
     # Time to make each batch by stage, as it was measured. `lock contention` and `a slow sample now and then` are
     # entries of their own, taken out of the stages in which they happen
@@ -149,7 +149,7 @@ class Costs:
     copy_s: float  # time of the loop to bring a batch to the device
     transform_s: float  # time of the loop to transform a batch when it is received
     compute_s: float  # the rest of a step's own time
-    model: LoopModel  # the loop, with costs that make its steps as long as those that were measured
+    model: LoopModel  # the loop, with costs that make its steps as long as the measured ones
     scale: float  # of the measured costs of a batch, to give the model's
     rest: float  # measured time of a step over the model's
 
@@ -207,8 +207,9 @@ class Costs:
     def own_beside_fastloader_s(self, demands: Demands) -> float:
         """Returns a step's own time on a FastLoader's batches, which lie in memory that is used again and again.
 
-        It is what was measured without mapping new memory for each batch; at most that of the step's operations, and
-        between them. Steps after which the loop waits, beside workers or after their work, begin with cold caches.
+        It is the measured time without mapping new memory for each batch, but at most the time of the step's
+        operations and between them. Steps after which the loop waits, during workers' work or after it, begin
+        with cold caches.
         """
         own_s = self.model.own_s
         mapping_s = 0.0 if demands.wrapped else self._worker(demands).mapping_s
@@ -216,9 +217,9 @@ class Costs:
         return min(fed_s, demands.operations_s[1]) + self.around_s(demands)
 
     def around_s(self, demands: Demands) -> float:
-        """Returns what a loader around the one that would be replaced does with each batch in the loop's process.
+        """Returns the time that a loader around the replaced one spends on each batch in the loop's process.
 
-        It reads a worker's batch before the loop does, and lets go of it.
+        It reads a worker's batch before the loop does, and releases it.
         """
         worker = self._worker(demands)
         return max(0.0, demands.usual_receive_s - worker.receive_s - worker.mapping_s) if demands.wrapped else 0.0
@@ -234,7 +235,7 @@ class Costs:
         return replace(self.model, own_s=self.model.own_s + convert_s - self.saved_by_channels_last_s(demands))
 
     def saved_by_channels_last_s(self, demands: Demands) -> float:
-        """Returns what a step saves on images in channels_last memory, in which those of FastLoader lie."""
+        """Returns what a step saves on images in channels_last memory, the memory format of FastLoader."""
         costs = demands.by_format
         if costs is None or costs.contiguous_s <= 0:
             return 0.0
@@ -246,7 +247,7 @@ class Costs:
         """Returns the loop whose batches are handed over as one tensor each, at such costs in a trial.
 
         Where a trial with as many tensors as now says what these cost, that in the script becomes less, or more, in
-        proportion. It does not where either side takes far longer there: what is handed over is pickled then.
+        proportion. It does not where either side takes far longer there: then batches are pickled.
         """
         model, without, now_s = self.model, self.without("hand-over"), self.stages["hand-over"].total_s
         several, receive_s = demands.by_a_worker, 0.0 if demands.wrapped else demands.usual_receive_s

@@ -54,7 +54,7 @@ _MUCH = 0.4
 _TRIED = 1.2
 
 # Workers that a dataset may have whose code mostly waits, and the part of a batch's time that is `mostly`. If workers
-# bring less than a part of what they would, had each the wait to itself, they share what they wait for.
+# gain less than a part of what each would gain by waiting alone, they share the cause of the wait.
 _MOST_WAITING, _MOSTLY, _PART_GAINED = 16, 0.6, 0.3
 
 # If all changes together gain this much, something other than compute binds, although no change alone is worth making.
@@ -72,7 +72,7 @@ def judge(demands: Demands) -> Verdict:
     costs = costs_of(demands)
     modelled_s, best_s = _free_step_s(demands, costs, step_s)
     waits = _waits_most(demands, costs) or (costs.waits_for_network and stall_share > _LITTLE)
-    if _is_held(demands, stall_share) and not waits:  # a sleep, or a server, takes as long beside others
+    if _is_held(demands, stall_share) and not waits:  # a sleep, or a server, takes as long while others run
         return _held(demands, costs, step_s, stall_share, best_s)
     remedies = sorted(_remedies(demands, costs, step_s, best_s), key=lambda remedy: remedy.step_s)
     first = _choose(demands, costs, remedies, step_s)
@@ -133,7 +133,7 @@ def _is_held(demands: Demands, stall_share: float) -> bool:
 
 
 def _held(demands: Demands, costs: Costs, step_s: float, stall_share: float, best_s: float) -> Verdict:
-    """Returns the verdict on a loop beside other programs: these first, and no gains."""
+    """Returns the verdict on a loop that ran with other programs: these first, and no gains."""
     sentence = (
         f"other programs hold the machine: they use {demands.others_cpus:.1f} of its {demands.cpus} CPUs, and "
         f"{stall_share:.0%} of the time the step waits for data ({seconds_text(step_s)} a step); "
@@ -191,7 +191,7 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
     seconds["hand-over"] += model.receive_s + model.receive_blocked_s
     seconds["copy to the device"] = costs.copy_s
     if packs:
-        # One change takes all of them away; it is named after the one that costs most.
+        # One change removes all of them; it is named after the costliest.
         cause = max(PACKED, key=seconds.__getitem__)
         if demands.packs_transform and seconds["transform"] > sum(seconds[name] for name in PACKED):
             cause = "transform"
@@ -249,7 +249,7 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
 
 
 def _waits_most(demands: Demands, costs: Costs) -> bool:
-    """Whether a batch's time is mostly that of a dataset's code that sleeps or waits for the network."""
+    """Whether the dataset's code mostly sleeps or waits for the network while it makes a batch."""
     waits_s = costs.stages.get(WAITING, Work()).total_s
     # With fewer workers than CPUs, a mixture of all kinds of work has too few workers.
     least_s = (_MOSTLY if demands.workers < demands.cpus else 0.0) * costs.make_s

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from fastload.timing.results import Work
 
-# Slowdowns among which that of a step is found, and how often the range is halved.
+# The range in which a step's slowdown is searched, and how often it is halved.
 _LEAST_SLOWER, _MOST_SLOWER, _HALVINGS = 0.5, 8.0, 10
 
 _RUN_AHEAD = 3
@@ -40,9 +40,9 @@ _CLOSE, _FEW_WAITS, _LITTLE, _SCALES, _HALVINGS = 0.01, 0.02, 0.3, (0.5, 2.5), 1
 
 @dataclass(frozen=True)
 class Contention:
-    """How much longer a step takes while workers use CPUs."""
+    """The slowdown of a step while workers use CPUs."""
 
-    # 0: threads share CPUs in proportion; 1: those of a step wait for the one on the CPU with most threads
+    # 0: threads share CPUs in proportion; 1: a step's threads wait for the thread on the CPU with most threads
     uneven: float = 0.0
     drag: float = 0.0  # what it takes longer for each CPU that workers use, whatever the number of CPUs
 
@@ -63,7 +63,7 @@ class LoopModel:
     batches: tuple[Work, ...]  # to make each, by one worker that always has a CPU; in turn, again and again
     workers: int = 0  # threads or processes that make them; 0: the loop itself
     ahead: int = 0  # batches that may be in progress or ready at once
-    in_turn: bool = True  # whether workers make batches in turn, as those of torch do, or whoever is free the next
+    in_turn: bool = True  # whether workers make batches in turn, as in torch, or whoever is free makes the next
     cpus: int = 1
     receive_s: float = 0.0  # CPU time of the loop to take a batch over
     receive_blocked_s: float = 0.0  # time in which it waits for that meanwhile
@@ -284,7 +284,7 @@ def own_time(
 
 @dataclass(frozen=True)
 class WorkerCosts:
-    """What it takes to have batches made in another process, as `DataLoader` does, in seconds."""
+    """The cost of making batches in another process, as `DataLoader` does, in seconds."""
 
     batch: Work  # of the worker, to hand a batch over
     receive_s: float = 0.0  # of the loop, to take it over
@@ -300,7 +300,7 @@ class WorkerCosts:
 
 @dataclass(frozen=True)
 class FormatCosts:
-    """What the operations of a step on the CPUs cost, by the memory format of the images, in seconds."""
+    """The cost of a step's operations on the CPUs, by the memory format of the images, in seconds."""
 
     contiguous_s: float
     channels_last_s: float
@@ -311,11 +311,11 @@ class FormatCosts:
 
 @dataclass(frozen=True)
 class FastLoaderCosts:
-    """What a `FastLoader` would cost, in seconds."""
+    """The cost of a `FastLoader` in place of the loader, in seconds."""
 
     batch: Work  # to make one, with the machine for itself
-    # How many times as long a step takes beside it, CPUs shared in proportion left out; less than 1: the loop's steps
-    # come after pauses, from which they begin with cold caches, and would come one after another.
+    # How many times as long a step takes while it runs, CPUs shared in proportion left out; less than 1: the loop's
+    # steps follow pauses, from which they begin with cold caches, and would follow one another.
     slows: float = 1.0
     begin_s: float = 0.0  # that the begin of an epoch takes beyond its batches
 

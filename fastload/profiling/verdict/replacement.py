@@ -1,4 +1,4 @@
-"""The FastLoader that makes the batches of a `DataLoader`: its transforms, what to type, and what has to be minded."""
+"""The FastLoader call that would replace a `DataLoader`: its transforms, commands to type, and caveats."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class PlainLoader:
         sampler: the class that orders its samples.
         drop_last: whether it drops a last batch that is not full; None: not known.
         transforms: by which a FastLoader makes such batches, in order, and others that the dataset has.
-        added: those of them that are not the dataset's, but have to be there for batches of that shape and type.
-        own_transforms: names of those transforms whose classes are of no library known to have them.
+        added: transforms among these that the dataset lacks, but batches of that shape and type need.
+        own_transforms: names of the transforms whose classes come from no known library.
         lists_transforms: whether the dataset says what its transforms are.
     """
 
@@ -58,7 +58,7 @@ class PlainLoader:
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Those of the transforms that fastload has, and that have to be asked for."""
+        """The transforms that fastload has, and that FastLoader runs only when asked."""
         return tuple(one for one in self.transforms if is_known(one) and _name(one) not in _NOT_NEEDED)
 
     @property
@@ -91,7 +91,7 @@ def completed(
     resized: bool,
     calls: Collection[str] = (),
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the transforms by which a FastLoader makes batches like a dataset's, and those of them that it added.
+    """Returns the transforms by which a FastLoader makes batches like a dataset's, and which of them it added.
 
     Args:
         listed: the dataset's, by our names; without arguments where these are not known.

@@ -242,7 +242,7 @@ def first_batches(demands: Demands, step_s: float) -> str:
 
 
 def others_text(used: float | None, cpus: int) -> str:
-    """Returns how many CPUs other programs used beside a figure, and whether it is the machine's all the same.
+    """Returns how many CPUs other programs used during a measurement, and whether it holds for the machine anyway.
 
     Empty where that is not known. `cpus`: that this process may use.
     """

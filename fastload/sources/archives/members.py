@@ -1,4 +1,4 @@
-"""Members of archives: where they lie, which names are refused, and the reader of those of a zip."""
+"""Members of archives: where they lie, which names are refused, and the reader of a zip's members."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_CHARACTERS, _MOST_FOLDERS = 4096, 128
 
 
 class Member(NamedTuple):
-    """Where a file lies in its archive. `offset` is that of the bytes in a tar, of the local header in a zip."""
+    """Where a file lies in its archive. `offset`: of the bytes in a tar, of the local header in a zip."""
 
     name: str
     offset: int
@@ -87,7 +87,7 @@ class ZipFiles:
             start = self._start(fd, i)
             if self.methods[i] != DEFLATED:
                 return self.stored.file.read(fd, min(size, stored), start)
-            # So many bytes mostly inflate to what is wanted; else all of them are read.
+            # So many bytes mostly inflate to the wanted ones; else all of them are read.
             some = min(stored, size + 512)
             head = _inflated(self.stored.file.read(fd, some, start), size)
             if len(head) < size and some < stored:
@@ -95,7 +95,7 @@ class ZipFiles:
             return head
 
     def ranges(self, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[ObjectRange]:
-        """Returns what is read of members of a zip behind a URL, with their local headers, as `BucketFiles.ranges`."""
+        """Returns the ranges read for members of a zip behind a URL, local headers too, as `BucketFiles.ranges`."""
         spans, found = self.stored, list[Any]()
         if not isinstance(spans.file, ListedFile):
             for i in indices.tolist():

@@ -1,4 +1,4 @@
-"""Lists named arrays of equal length, from whatever file, as one dataset: what each is, its name, dtype and shape say.
+"""Lists named arrays of equal length, from any file, as one dataset: name, dtype and shape give each its meaning.
 
 images or x or data, uint8 or uint16 (N, H, W[, C]) or (N, C, H, W)     the images
 masks, or labels that fit the images, integers (N, H, W)                their masks

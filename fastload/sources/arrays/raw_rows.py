@@ -95,7 +95,7 @@ class RawRows(StoredRows):
 
     file: ListedFile
     offset: int  # byte at which the first row begins
-    stride: int  # bytes from the beginning of a row to that of the next
+    stride: int  # bytes from the beginning of a row to the beginning of the next
     _mapped: list[NDArray[np.uint8]] = field(default_factory=list, repr=False)
 
     @classmethod
@@ -249,7 +249,7 @@ class RowFile(NamedTuple):
 
 
 def joined_samples(draft: Draft, tree: Tree, files: list[RowFile], attrs: dict[str, dict[str, Any]]) -> Samples:
-    """Returns the images, file by file, with the columns in `attrs`; a key is that of the file and the number in it."""
+    """Returns the images, file by file, with the columns in `attrs`; a key is the file's and the number in it."""
     counts, rows = [file.num_images for file in files], joined_rows([(file.rows, file.num_images) for file in files])
     return Samples(
         keys=[f"{key_of(tree.names[file.position])}/{row:05d}" for file in files for row in range(file.num_images)],

@@ -74,7 +74,7 @@ def parquet_evidence(tree: Tree) -> list[str]:
 def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns a dataset of Parquet or Arrow files, row by row.
 
-    Columns are those of a manifest; lists of numbers, all of one length, keep their dtype: `input_ids` int64 (N, L).
+    Columns are as in a manifest; lists of numbers, all of one length, keep their dtype: `input_ids` int64 (N, L).
 
     Raises:
         MissingExtraError: pyarrow is not installed.
@@ -237,7 +237,7 @@ def _column_of_paths(shards: list[Shard], tree: Tree, root: Path | None = None) 
 
 
 def _images_inside(kind: Any) -> bool:
-    """Whether cells of a type are lists of what may be images."""
+    """Whether cells of a type are lists that may hold images."""
     return is_list(kind) and (holds_bytes(kind.value_type) or _images_inside(kind.value_type))
 
 

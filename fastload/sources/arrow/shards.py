@@ -98,7 +98,7 @@ class Shard:
             )
 
     def num_bytes(self) -> int:
-        """Returns the bytes of all columns of a Parquet file when unpacked, an upper bound for those of the images."""
+        """Returns the bytes of all columns of a Parquet file when unpacked, an upper bound for the images' bytes."""
         with translate_errors(self.path):
             meta = self._meta
             # Not by column: there pyarrow 26 aborts the process if statistics are damaged.
@@ -269,7 +269,7 @@ class UnpackedImages:
         return start
 
     def spans(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> FileSpans:
-        """Returns the reader of pieces of what was written. Nothing may be written afterwards."""
+        """Returns the reader of written pieces. Nothing may be written afterwards."""
         return FileSpans(ListedFile.of(self._path, os.fstat(self._fd)), offsets, sizes, self)
 
 
@@ -292,8 +292,8 @@ class ArrowTable:
 
     Attributes:
         shards: the files, whose paths in the tree are `files`.
-        names: the columns of all files, of one type in all, and those by the names of folders; `images` are those of
-            them that hold images, `lists` those whose cells are lists.
+        names: the columns that all files have with one type, and columns by the names of folders; `images`: which of
+            them hold images; `lists`: which have lists as cells.
         folders: column -> value in each row, by the names of folders that partition a dataset: `label=cat/0.parquet`.
         classes: column -> names of its classes, of all files; `renumbered` are the columns whose classes differ.
         shard_of: int64 (R,), the file that each row belongs to.
@@ -414,7 +414,7 @@ def values_in(shards: list[Shard], name: str, names: tuple[str, ...] = ()) -> Va
 
 
 def _require_same_classes(shard: Shard, name: str, own: tuple[str, ...], names: tuple[str, ...]) -> None:
-    # For what is not renumbered, such as lists.
+    # For columns that are not renumbered, such as lists.
     if own != names[: len(own)]:
         raise SourceError(
             f"{shard.path}: the classes of column {name!r} are numbered otherwise than in other files: "

@@ -62,7 +62,7 @@ class _InstancesFile(NamedTuple):
     rows: NDArray[np.int64]  # position in the tree of each image that it lists, -1 if that is absent
     keep: NDArray[np.bool_]  # whether that image is there, and no annotation of it is bad
     position: int  # of the file itself in the tree
-    segments: _Segments | None = None  # those of these images, if they are asked for
+    segments: _Segments | None = None  # of these images, if they are asked for
 
 
 def coco_evidence(tree: Tree) -> list[str]:
@@ -109,7 +109,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     draft.leave_out_broken(tree)
     notes = draft.notes
     if of_segments:
-        notes.append("Masks are those of panoptic_*.json.")
+        notes.append("Masks come from panoptic_*.json.")
     elif any(map(PANOPTIC.search, tree.names)):
         notes.append(advice("panoptic"))
     if ignored := [key_of(name) for _, name in tree.not_images if name.endswith(".json") and _OTHERS.search(name)]:
@@ -202,7 +202,7 @@ def _check_categories(draft: Draft, files: list[tuple[str, Instances]]) -> None:
 def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, images: list[int]) -> Masks:
     """Returns the masks of a kind ("semantic" or "instance"), which are drawn when they are read.
 
-    `images` are the positions in the tree of all samples; the first are those of `found`, the others have no mask.
+    `images` are the positions in the tree of all samples; first `found`'s, then samples without a mask.
     """
     sample, slot, crowd = slots.sample, slots.slot, found.crowd
     numbered = (sample >= 0) & (crowd == 0)
@@ -364,7 +364,7 @@ def _found_names(
     """Returns the folder that holds most of the images with these names, and the names as it has them.
 
     If not all are there, `\\` counts as `/` in the others, and as many of their first parts are left out as finds most,
-    such as those of a path on the machine where the file was written.
+    such as folders of the machine where the file was written.
     """
 
     def spelled(folder: str, cut: int) -> list[str]:
@@ -382,7 +382,7 @@ def _found_names(
             best, plain, found = folder, tried, count
     if changed := [(old, new) for old, new in zip(names, plain, strict=True) if old != new]:
         old, new = changed[0]
-        draft.notes.append(f"Names in {json} that no image has were read as those that are there: {old} as {new}.")
+        draft.notes.append(f"Names in {json} that no image has were read as names of images: {old} as {new}.")
     return best, plain
 
 
@@ -524,7 +524,7 @@ def _cut(ends: NDArray[np.int64], chosen: NDArray[np.int64]) -> tuple[NDArray[np
 def fill_polygon(mask: NDArray[Any], points: NDArray[np.floating[Any]], value: int | np.integer[Any]) -> None:
     """Sets the pixels of a mask whose centres lie inside a polygon, by the even-odd rule.
 
-    cocoapi does the same, except that it rounds to a fifth of a pixel. Pixels outside of the mask are left out.
+    Like cocoapi, but without its rounding to a fifth of a pixel. Pixels outside of the mask are left out.
 
     Args:
         mask: uint8 or uint16 (H, W); pixel (0, 0) is the square from 0 to 1.

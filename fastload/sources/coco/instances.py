@@ -48,7 +48,7 @@ class Instances:
     category: NDArray[np.int64]  # (A,), index in `category_ids` of each annotation's category
     crowd: NDArray[np.uint8]  # (A,), 1 for a crowd
     boxes: NDArray[np.float64]  # (A, 4), x, y, width, height
-    areas: NDArray[np.float64]  # (A,), area of each annotation; that of its box if the file gives none
+    areas: NDArray[np.float64]  # (A,), area of each annotation; of its box if the file gives none
     rings: NDArray[np.int64]  # (A,), number of polygons; 0 throughout if regions are not asked for
     ring_sizes: NDArray[np.int64]  # how many numbers of `points` each polygon has
     points: NDArray[np.float32]  # x, y, x, y, ...
@@ -79,7 +79,7 @@ def read_instances(data: bytes, where: str, with_regions: bool, boxes: BoxForm =
 def join_instances(files: list[Instances], kept: list[NDArray[np.bool_]]) -> Instances:
     """Returns the content of several files with the same categories as one, file by file.
 
-    These are the images `kept`, bool (N,) for each file, and all annotations; `image` is -1 for those of other images.
+    It has the images `kept`, bool (N,) for each file, and all annotations; other images' have -1 as `image`.
     """
     every = np.concatenate(kept)
     number = np.where(every, np.cumsum(every) - 1, -1)
@@ -107,7 +107,7 @@ def with_room(keypoints: NDArray[np.float32], most: int) -> NDArray[np.float32]:
 def walk_json(text: str) -> Iterator[tuple[str, int, Any]]:
     """Yields (name, number, element) of the lists in a JSON object, and first (name, -1, None) for each name.
 
-    ValueError says what is not well formed.
+    ValueError names the malformed part.
     """
 
     def skip(at: int, wanted: str) -> tuple[str, int]:
@@ -163,7 +163,7 @@ class Content:
         self._bad: list[tuple[Any, str]] = []
 
     def read(self, data: bytes) -> None:
-        """Adds what a file holds; SourceError says what is wrong with it as a whole."""
+        """Adds a file's content; SourceError says what is wrong with it as a whole."""
         where = self._where
         add = {"images": self.add_image, "annotations": self.add_annotation, "categories": self.add_category}
         seen = set()
@@ -393,10 +393,10 @@ def _is_bone(value: Any, count: int) -> bool:
 
 
 def _whole_ids(value: object) -> str:
-    """Returns why an id is none, as part of a sentence."""
+    """Returns why an id is invalid, as part of a sentence."""
     plain = isinstance(value, str) and value.strip().lstrip("-").isdigit()
     write = f": write {value.strip()} without quotes" if plain and isinstance(value, str) else ""
-    return f"ids are whole numbers, those of images, categories and annotations{write}"
+    return f"ids of images, categories and annotations are whole numbers{write}"
 
 
 def decode_counts(counts: str) -> list[int]:

@@ -27,7 +27,7 @@ _MOST_ID = 2**24 - 1
 
 @dataclass(frozen=True, eq=False)
 class Panoptic:
-    """The segments of N images: those of image i are `spans[i]` of the S segments."""
+    """The segments of N images: image i has `spans[i]` of the S segments."""
 
     files: list[str]  # name of each image's PNG; "" for an image that is not annotated
     spans: NDArray[np.int64]  # (N, 2), first and stop
@@ -183,7 +183,7 @@ class PanopticMasks:
     void: int  # the value of pixels in no segment
 
     def header(self, i: int) -> ImageHeader:
-        """Returns size and bits of what `read(i)` returns."""
+        """Returns size and bits of the mask from `read(i)`."""
         found = probe_image(lambda size: self.files.read_head(i, size))
         return header_of_pixels((found.height, found.width), self.values.dtype)
 

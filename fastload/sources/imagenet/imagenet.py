@@ -39,7 +39,7 @@ _PREFIXED = re.compile(r"(n\d{8})_[^/]*")
 
 
 class _Part(NamedTuple):
-    """Images of the tree given, or of one archive in it; `prefix` is that of their keys, `rows` are positions.
+    """Images of the tree given, or of one archive in it; `prefix`: of their keys; `rows`: their positions.
 
     The split of all of them and the class of all of them are "" if their folders or names say it.
     """
@@ -93,8 +93,8 @@ def list_imagenet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns ImageNet's images, split by split, each in the order of folders and names.
 
     Column `labels`: int64 (N,), rank of the image's wnid among the sorted wnids, -1 in the test split; attributes
-    `names` (the wnids) and, if a file has them, `words`. The classes are those of the table of classes if there is one
-    (1000, even if only part of the images is there), else those of the images.
+    `names` (the wnids) and, if a file has them, `words`. The classes come from the table of classes if there is one
+    (1000, even if only part of the images is there), else from the images.
 
     Raises:
         SourceError: the classes of validation images are unknown, an image lies in no class, an archive is damaged.
@@ -112,7 +112,7 @@ def list_imagenet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     _refuse_strays(tree, keys, images)
     truth = GroundTruth(draft, tree)
     wnids = _wnids(draft, tree, keys, images, truth)
-    classes = sorted({*wnids, *truth.words} - {""})  # those of the table of classes, if there is one, and of the images
+    classes = sorted({*wnids, *truth.words} - {""})  # from the table of classes, if there is one, and the images
     if truth.words and (unknown := [wnid for wnid in classes if wnid not in truth.words]):
         draft.note("Classes that the table of classes does not list", unknown)
     draft.notes.append(f"Classes by wnid ({len(classes)}): {first_few(classes, 3)}; label = rank of the sorted wnid.")
@@ -266,7 +266,7 @@ def _refuse_empty_classes(draft: Draft, tree: Tree, parts: list[_Part]) -> None:
 
 
 def _note_counts(draft: Draft, splits: Splits, labels: NDArray[np.int64], num_classes: int) -> None:
-    """Appends notes about the number of images and classes in each split, and about what is missing."""
+    """Appends notes about the number of images and classes in each split, and about missing ones."""
     for i, name in enumerate(splits.names):
         here = labels[splits.index == i]
         lacking = num_classes - len(np.unique(here[here >= 0]))

@@ -4,7 +4,7 @@
     train/shard.00000.mds[.zstd]    number of records, where each begins (uint32), fields as text, the records
     val/index.json                  a folder for each split; or one index for all
 
-A record is the sizes of those of its fields whose size varies, and then the fields. Nothing is unpickled.
+A record is the sizes of its fields of varying size, then all its fields. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def _pillow_image(data: bytes, at: int, size: int) -> Cell:
 
 
 def _array(form: str, data: bytes, at: int, size: int) -> Cell:
-    """Returns an array, or pixels where its shape and dtype are those of an image; `form` is "dtype:shape" or less."""
+    """Returns an array, or pixels where its shape and dtype are an image's; `form` is "dtype:shape" or less."""
     name, _, sides = form.partition(":")
     start = 0
     if not name:

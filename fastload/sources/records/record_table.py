@@ -35,7 +35,7 @@ _FILE_NAMES = ("filename", "file_name", "fname", "file", "path", "image_path", "
 
 
 BLOB_HEAD = 256
-"""Bytes of a blob that are read to know what it is."""
+"""Bytes of a blob that are read to find its format."""
 
 
 class Blob(NamedTuple):
@@ -64,7 +64,7 @@ class Pixels(NamedTuple):
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def upright(self) -> tuple[int, ...]:
-        """Returns the shape as (H, W) or (H, W, C); () if it is none of an image."""
+        """Returns the shape as (H, W) or (H, W, C); () if it is no image's."""
         shape = self.shape
         if len(shape) == 3 and shape[2] not in KINDS[8] and shape[0] in KINDS[8]:
             shape = (*shape[1:], shape[0])
@@ -405,7 +405,7 @@ def _paths(table: RecordTable) -> tuple[str, list[str]]:
 
 
 def text_of(cell: Cell) -> str | None:
-    """Returns a cell as text; None if it is none."""
+    """Returns a cell as text; None if it is no text."""
     if isinstance(cell, Blob):
         try:
             cell = cell.head.decode("utf-8") if cell.size == len(cell.head) else None

@@ -5,8 +5,8 @@
     photos.tfrecord[.gz]                 one file, one split
 
 A record is its length (uint64), a checksum of that, an Example in protobuf, and a checksum of it. An Example maps the
-names of features to lists of bytes, floats or int64. Checksums of lengths are checked when files are listed, those of
-records when their images are read: else all images would be read twice.
+names of features to lists of bytes, floats or int64. Checksums of lengths are checked when files are listed, checksums
+of records when their images are read: else all images would be read twice.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def tfrecord_evidence(tree: Tree) -> list[str]:
 def list_tfrecord(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns the samples of TFRecord files, in their order; splits by their names.
 
-    Columns are those of `list_records`; `boxes` (x, y, width, height in pixels), `num_boxes` and `box_labels` of
+    Columns are as in `list_records`; `boxes` (x, y, width, height in pixels), `num_boxes` and `box_labels` of
     image/object/bbox/xmin and its kin, or of objects/bbox as tensorflow-datasets writes it.
 
     Raises:
@@ -156,7 +156,7 @@ class CheckedSpans:
         return self.pieces.read_head(i, size)
 
     def ranges(self, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[Any]:
-        """Returns what is read of an object, as `BucketFiles.ranges`."""
+        """Returns the ranges of an object that are read, as `BucketFiles.ranges`."""
         return (self.pieces if heads else self.records).ranges(indices, heads=heads)
 
     def take(self, indices: NDArray[np.integer[Any]]) -> CheckedSpans:
@@ -164,7 +164,7 @@ class CheckedSpans:
 
 
 def _examples(where: str, shard: ShardFile) -> Iterator[Record]:
-    """Yields the features of each record; SourceError names the file, the record and what is wrong with it."""
+    """Yields the features of each record; SourceError names the file, the record and the problem."""
     at, number = 0, 0
     with shard.reader() as file:
         while at < shard.num_bytes:
@@ -361,7 +361,7 @@ class _Boxes(NamedTuple):
 def _boxes(
     draft: Draft, tree: Tree, table: RecordTable, asked: BoxForm, images: Reader
 ) -> tuple[dict[str, Column], dict[int, str]]:
-    """Returns the columns of boxes, in pixels, and why those of a record cannot be; takes them out of the table."""
+    """Returns the columns of boxes, in pixels, and why a record's cannot be; takes them out of the table."""
     boxes = _written_boxes(tree, table, asked)
     if boxes is None:
         return {}, {}

@@ -225,7 +225,7 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
             boxed = boxes_by_sample(boxes, moves, np.arange(len(boxes)), len(boxes), frame.where)
         columns, bad = columns_of(rest, draft.notes)
         return boxed | columns, bad | wrong
-    # The label of a row is that of its box. Any other column counts if it is the same for all boxes of an image.
+    # The label of a row is its box's. Any other column counts if it is the same for all boxes of an image.
     boxes[list(wrong)] = np.nan
     sample = frame.sample
     empty: NDArray[np.bool_] = np.asarray(np.isnan(boxes).any(axis=1))

@@ -66,7 +66,7 @@ class CellTable(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The columns of a table, whatever it was read from, without those of images, masks and splits."""
+    """The columns of a table, whatever it was read from, without image, mask and split columns."""
 
     columns: dict[str, Values]  # name -> values of R rows
     where: str  # the table, for messages
@@ -117,7 +117,7 @@ def splits_by_column(table: CellTable, wanted: str, known: Sequence[str], notes:
 
 
 def columns_of(frame: Frame, notes: list[str]) -> tuple[dict[str, Column], dict[int, str]]:
-    """Returns the columns of a listing made of those of a frame whose rows are samples.
+    """Returns the columns of a listing, made of the columns of a frame whose rows are samples.
 
     Labels are the columns that the user names; else one with a usual name; else all columns, if there is only one or
     all hold only 0 and 1. Labels that are integers stay as they are, text becomes its index among the sorted classes,

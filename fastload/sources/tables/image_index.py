@@ -30,7 +30,7 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
 
 _Lookups = dict[Callable[[str], str], tuple[dict[str, int], dict[str, list[int]]]]
 _TABLES: WeakKeyDictionary[Tree, tuple[dict[str, int], _Lookups, str]] = WeakKeyDictionary()
-"""The images of a tree by path, and by what is compared of a name, and its `_top`; for all indexes of the tree."""
+"""The images of a tree by path, and by the compared part of a name, and its `_top`; for all indexes of the tree."""
 
 
 class FoundFiles(NamedTuple):
@@ -48,7 +48,7 @@ class ImageIndex:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.base = ""  # folder of the table in the tree ("" or ending in `/`), which its paths are relative to
-        self.legacy = ""  # 8-bit encoding the table was read with, whose bytes may be those of file names
+        self.legacy = ""  # 8-bit encoding the table was read with, in which file names may be written
         self.loose = (
             False  # whether numbers without zeros, or names in another case, show which column names the images
         )
@@ -180,7 +180,7 @@ class ImageIndex:
         return variants + raw
 
     def _candidates(self, path: str, how: Callable[[str], str]) -> list[int]:
-        """Returns the images whose name, as `how` returns it, is that of a path, and whose folder ends with its own."""
+        """Returns the images whose name (by `how`) equals a path's, and whose folder ends with the path's folder."""
         folder, _, base = path.rpartition("/")
         one, many = self._lookup(how)
         base = base if how in _EXACTLY else how(f"{base}." if how is _bare_loosely else base)
@@ -257,7 +257,7 @@ def _bare_loosely(base: str) -> str:
 
 _EXACTLY = (_whole, _bare)
 _LOOSELY = (_whole_loosely, _bare_loosely)
-"""How names of files and cells are compared: the second in each may lack the suffix."""
+"""Functions by which names of files and cells are compared: by the second of each, names may lack the suffix."""
 
 
 def _stem(name: str) -> str:

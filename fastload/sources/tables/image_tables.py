@@ -133,7 +133,7 @@ def _refuse_json(tree: Tree) -> None:
 
 
 def _is_sample(name: str) -> bool:
-    """Whether a table is a sample of what a competition wants, whose labels mean nothing."""
+    """Whether a table is a competition's sample submission, whose labels mean nothing."""
     return re.sub(r"[^a-z]", "", _stem(name)).startswith("samplesub")
 
 
@@ -204,7 +204,7 @@ def find_tables(
             split = len(set(splits) - {""}) == len(chosen) - len(strays) > 0
             raise SourceError(
                 f"{tree.path}: several tables name its images: {first_few([key_of(table.name) for table in chosen])}. "
-                f"Give the one that is meant itself, or "
+                f"Give the right table itself, or "
                 + (
                     f"move {first_few(strays)} away: the others are called after their splits."
                     if split

@@ -51,7 +51,7 @@ class ParsedTable:
     columns: list[list[Any]]  # C lists of R cells: text of delimited text, else any JSON value
     lines: list[int]  # line on which each row begins, from 1; for Parquet the number of the row
     notes: tuple[str, ...] = ()  # sentences about anything unusual
-    legacy: str = ""  # the encoding, if it is an 8-bit one, whose bytes may be those of file names
+    legacy: str = ""  # the encoding, if it is an 8-bit one, in which file names may be written
 
 
 def read_rows(data: bytes, path: str, *, head: bool = False) -> ParsedTable:

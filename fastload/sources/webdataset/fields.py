@@ -42,7 +42,7 @@ def kind_of(field: str) -> str:
 def collect_columns(draft: Draft, grouped: GroupedSamples, options: SourceOptions) -> dict[str, Column]:
     """Returns the columns of all samples; those without a field that most have, or with a damaged one, become unusable.
 
-    Captions are those of a json, which may have several, else a field of text.
+    Captions come from a json, which may have several, else from a field of text.
 
     Raises:
         SourceError: a field is a pickle (unless skipped).

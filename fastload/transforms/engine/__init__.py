@@ -1,7 +1,7 @@
 """Applies lists of transforms to batches: fuses neighbours into passes, and runs them on the CPU or on a GPU.
 
-Goes in: a list of transforms, a batch of images (a tensor, or rows of a mapping that are not gathered yet) and draws.
-Comes out: a new batch.
+Input: a list of transforms, a batch of images (a tensor, or rows of a mapping that are not gathered yet) and draws.
+Output: a new batch.
 
 Read first: `pipeline` (a list applied to a batch), then `fuse` (lists cut into passes) and `placement` (crops, resizes
 and flips as tables of numbers). `place` moves whole batches by plain torch and NumPy, `resample` sample by sample on

@@ -132,7 +132,7 @@ class FusedPass:
 
     @cached_property
     def _views(self) -> dict[tuple[int, int, int], list[_View]]:
-        """How the tables lie, by the samples asked for; made once for each."""
+        """Views of the tables, by the samples asked for; made once for each."""
         return {}
 
     @cached_property
@@ -168,7 +168,7 @@ class FusedPass:
 
 
 class DrawnPass(NamedTuple):
-    """What a pass drew for the samples of a batch."""
+    """A pass's random numbers for the samples of a batch."""
 
     placement: Placement
     resized: bool  # whether any image may change its size
@@ -305,7 +305,7 @@ def device_of(images: Images) -> torch.device:
 
 
 def _by_kernel_where_placed(part: FusedPass, images: PlacedImages, tables: gpu.PassTables | None) -> torch.Tensor:
-    """Returns the images of a pass by the kernel, in the windows of the images and not in those of the tables."""
+    """Returns the images of a pass by the kernel, with the windows of the images instead of the tables'."""
     windows = sent(images.placement.table().astype(np.int32), images.pixels.device)
     tables = replace(tables, windows=windows) if tables else gpu.PassTables(windows)
     return _by_kernel(part, images, tables, images.placement.resized)

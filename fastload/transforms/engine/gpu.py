@@ -118,7 +118,7 @@ def fused(
             (T,), images that may differ in size.
         rows: int64 (B,) on the device, the image of `source` of each sample; None: sample b is image b. Of images that
             differ in size int64 (B, 3), `layout` of `PlacedImages`.
-        tables: what is done to each sample.
+        tables: the operations and numbers of each sample.
         size: of the output.
         has_contrast: whether the colour operations may contain contrast, which takes a pass of its own.
         dtype: of the output: float32, float16 or bfloat16, uint8 without a scale.
@@ -218,5 +218,5 @@ def gather_rows(source: torch.Tensor, index: torch.Tensor, *, out: torch.Tensor 
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Launches are on the current device, and not on that of the tensors."""
+    """Makes `device` the current one: Triton launches there, wherever the tensors are."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -63,8 +63,8 @@ def check_pipeline(
         done: how many transforms have run when an image has that shape: the size head.
 
     Raises:
-        OptionError: a transform that is none, does not fit the images or stands after Normalize; one that moves pixels
-            where a field holds coordinates that cannot follow, or that cannot move the masks.
+        OptionError: a transform is invalid, does not fit the images or stands after Normalize; it moves pixels where a
+            field holds coordinates that cannot follow; or it cannot move the masks.
     """
     refuse_torchvision(transforms)
     if not isinstance(transforms, Sequence):
@@ -151,7 +151,7 @@ class _Alone(NamedTuple):
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the passes of a pipeline drew for B samples, or for B samples in each of several uses."""
+    """The random numbers of a pipeline's passes for B samples, or for B samples in each of several uses."""
 
     passes: list[tuple[Placement, bool]]  # of each pass: its placement, and whether any image may change its size
     samples: int  # B
@@ -192,7 +192,7 @@ class Pipeline:
     def draw(self, draws: Draws, uses: int = 1, words: NDArray[np.int32] | None = None) -> Drawn:
         """Returns what the passes draw, and writes their tables to the words, if given.
 
-        The draws are those of all uses of a batch, one after another.
+        The draws are for all uses of a batch, one after another.
         """
         passes, first = [], 0
         for part in self._passes:

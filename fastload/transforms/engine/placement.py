@@ -129,7 +129,7 @@ class Placement:
         """
         factors = factors[:, None]
         first = self.first - np.stack([tops, np.zeros_like(tops)], axis=1)
-        # What is left of a multiple at the edge is one pixel more.
+        # A partial multiple at the edge is one pixel more.
         return replace(self, first=first // factors, window=-(-self.window // factors))
 
     def move(self, fields: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

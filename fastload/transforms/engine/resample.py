@@ -1,9 +1,9 @@
 """Places and normalizes the samples of a CPU batch one after the other, in one call that leaves Python once.
 
-Where `native.c` was compiled, it does so; what follows is for all other installations, with the same levels.
+Where `native.c` was compiled, it does so; the code here is for all other installations, with the same levels.
 
 Each sample has a window of its own, so torch's antialiased resize takes them one by one; this is the only loop over
-them. In Python it would ask for the GIL a thousand times a batch, and beside a main thread that runs pure Python it
+them. In Python it would ask for the GIL a thousand times a batch, and next to a main thread that runs pure Python it
 comes back only after the interpreter's switch interval. So the functions of `_PROGRAM` are compiled (`without_gil`).
 
 Copies and arithmetic go in strips so small that torch keeps them in this thread: teams of threads that compete with the
@@ -120,7 +120,7 @@ def row_values(channels: int, height: int, width: int) -> int:
     return width * channels * next(fitting, 1)
 
 
-# What follows is compiled: by no other names of the module, with types that TorchScript knows, and no type comments.
+# Functions below are compiled: they use no other names of the module, types that TorchScript knows, no type comments.
 def normalize_lines(levels: Tensor, output: Tensor, scale: Tensor, shift: Tensor, rows: int) -> None:
     """Fills the output (n, row) with levels * scale + shift, so many rows at a time."""
     rows = max(1, min(rows, levels.size(0)))

@@ -53,7 +53,7 @@ class SizeHead:
 
     @property
     def resizes(self) -> int:
-        """How many of the transforms resize."""
+        """The number of transforms that resize."""
         return sum(transform.resizes for transform in self.transforms)
 
     @property

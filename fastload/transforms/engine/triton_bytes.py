@@ -1,10 +1,10 @@
 # mypy: disable-error-code="import,untyped-decorator,no-untyped-def,assignment,misc,var-annotated"
 # ruff: noqa: ANN001, ANN201, ANN202, RUF005  # all is a `tl.tensor`, a tuple of them or None; Triton knows no (*a, b)
-"""How `triton_kernels.py` loads, keeps and stores the pixels of a tile, and the kernel of `gpu.gather_rows`.
+"""Loads, keeps and stores the pixels of a tile for `triton_kernels.py`; and the kernel of `gpu.gather_rows`.
 
 A thread makes up to 7 pixels of a row: 4 neighbours, 2 neighbours and one, as the bits of that number say, so that 32
-threads fit rows of any multiple of 32, and values of neighbours are stored together. What each thread has for its 4, 2
-or 1 neighbours is a block. A tuple holds the blocks of all channels, those of one channel side by side.
+threads fit rows of any multiple of 32, and values of neighbours are stored together. A thread's values for its 4, 2 or
+1 neighbours are a block. A tuple holds the blocks of all channels, channel after channel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pixels(THREADS: tl.constexpr, PIXELS: tl.constexpr):
 
 @triton.jit
 def grouped(parts, PIXELS: tl.constexpr):
-    """Returns blocks of what each thread has for its pixels, in the order of `parted`."""
+    """Returns blocks of each thread's values for its pixels, in the order of `parted`."""
     found = ()
     if PIXELS & 4:
         found = found + (tl.join(tl.join(parts[0], parts[2]), tl.join(parts[1], parts[3])),)
@@ -64,7 +64,7 @@ def parted(blocks):
 
 @triton.jit
 def by_block(values, CHANNELS: tl.constexpr):
-    """Returns blocks in another order: those of all channels side by side."""
+    """Returns blocks in another order: for each place, the blocks of all channels side by side."""
     BLOCKS: tl.constexpr = len(values) // CHANNELS
     found = ()
     for at in tl.static_range(len(values)):
@@ -119,7 +119,7 @@ def words(line, THREADS: tl.constexpr, CHANNELS: tl.constexpr, STEP: tl.constexp
 
 @triton.jit
 def spread(around, skew, others, STEP: tl.constexpr):
-    """Returns bytes as `loaded` does: of each channel those of `words`, turned around for a STEP of -1, then others."""
+    """Returns bytes as `loaded` does: for each channel the bytes of `words`, reversed if STEP is -1, then `others`."""
     CHANNELS: tl.constexpr = len(around) - 1
     OTHERS: tl.constexpr = len(others) // CHANNELS
     FIRST: tl.constexpr = 0 if STEP == 1 else 3 * CHANNELS

@@ -4,7 +4,7 @@
 
 One program of `augment` makes BLOCK_Y rows of BLOCK_X pixels of one sample. A thread has neighbouring pixels, so that
 its values are stored at once, and a block of numbers for each channel: where a pixel comes from, its weights and its
-place count for all channels. What depends on the column is computed once a program, what depends on the row once a row.
+place count for all channels. Values by column are computed once a program, values by row once a row.
 
 A program walks down the rows of the source, blends each along x once, and keeps what several output rows need: where
 images grow, each byte is read twice a program and not four times a value.

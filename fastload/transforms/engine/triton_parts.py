@@ -2,7 +2,7 @@
 # ruff: noqa: ANN001, ANN201, ANN202, RUF005  # all is a `tl.tensor`, or a tuple of them; Triton knows no (*a, b)
 """The parts of `triton_kernels.py`: the weights that it blends rows and columns by, and its colour steps.
 
-The weights are those of Pillow's antialiased bilinear filter. They are zero outside its support, so every run of taps
+The weights are Pillow's antialiased bilinear filter's. They are zero outside its support, so every run of taps
 within the window that covers the support gives the same sum. Runs of ceil(2 * support) taps do: 2 where nothing
 shrinks, 3 down to two thirds, 5 along x down to two fifths; beyond, weights along x are computed for each source row.
 

@@ -256,7 +256,7 @@ def test_a_service_that_answers_one_at_a_time_shows_where_an_epoch_begins(lanes)
             made.append(Fetch(number % 4, asked_s, free_s[lane] - asked_s, BatchWork({}), first_wait=wait))
     shared, note = shares_its_waits(made)
     assert shared == (lanes == 1)
-    assert note == (["beside few other workers a wait takes 1.49 s, beside all 4.00 s"] if shared else [])
+    assert note == (["with few other workers active a wait takes 1.49 s, with all 4.00 s"] if shared else [])
     assert shares_its_waits(made[:8]) == (False, [])  # too few to tell
     assert shares_its_waits([replace(one, pid=1) for one in made]) == (False, [])  # of one worker
 

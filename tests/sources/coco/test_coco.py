@@ -177,9 +177,9 @@ def test_images_without_a_file_or_a_list_fail_or_are_skipped(coco: Path) -> None
         ({"bbox": [1, 2, 10**400, 1]}, "annotation 8 has the box"),
         ({"area": "large"}, "annotation 8 has the area 'large'"),
         ({"category_id": 2}, "annotation 8 has category id 2, which is not listed"),
-        ({"category_id": "dog"}, "annotation 8 has category id 'dog'; ids are whole numbers, those of images, categor"),
-        ({"category_id": "18"}, "annotation 8 has category id '18'; ids are whole numbers.*: write 18 without quotes"),
-        ({"category_id": 18.0}, "annotation 8 has category id 18.0; ids are whole numbers"),
+        ({"category_id": "dog"}, "annotation 8 has category id 'dog'; ids of images, categories and annotations are"),
+        ({"category_id": "18"}, "annotation 8 has category id '18'; ids of .*numbers: write 18 without quotes"),
+        ({"category_id": 18.0}, "annotation 8 has category id 18.0; ids of .* are whole numbers"),
         ({"image_id": 999}, "annotation 8 has image id 999, which is not listed"),
         ({"iscrowd": 2}, "annotation 8 has iscrowd 2"),
         ({"segmentation": [[1, 2, 3]]}, "annotation 8 has the polygon"),
@@ -322,11 +322,11 @@ def test_a_name_with_a_backslash_that_a_file_has_is_that_file(coco: Path) -> Non
 def test_ids_of_images_are_whole_numbers_which_is_said(coco: Path) -> None:
     name = "000000000139.jpg"
     change(coco, "val2017", images=[{"id": "139", "file_name": name}])
-    refused(r"images\[0\] has id '139'.*ids are whole numbers.*: write 139 without quotes", coco)
+    refused(r"images\[0\] has id '139'.*ids of .* are whole numbers: write 139 without quotes", coco)
     change(coco, "val2017", images=[{"id": "a7", "file_name": name}])
-    refused(r"images\[0\] has id 'a7' and file_name '0+139.jpg'; ids are whole numbers, those of", coco)
+    refused(r"images\[0\] has id 'a7' and file_name '0+139.jpg'; ids of images", coco)
     change(coco, "val2017", images=[{"id": 139, "file_name": name}], annotations=[annotation(7, "139", 1)])  # type: ignore[arg-type]
-    refused("annotation 7 has image id '139'; ids are whole numbers", coco)
+    refused("annotation 7 has image id '139'; ids of .* are whole numbers", coco)
 
 
 def test_a_box_that_is_absent_is_that_around_the_region_and_iscrowd_may_be_absent(coco: Path) -> None:

@@ -53,9 +53,9 @@ def user_line(frame: Any) -> str:
 def place_of(frame: Any) -> tuple[str, str, str]:
     """Returns `user_line`, the part of making a batch that the thread is at, and the call that takes the time.
 
-    The part is that of a timed call, otherwise `transform`. The call is that of a library inside the user's line, such
-    as `RandomResizedCrop` or `PIL.Image.resize`; the outermost one, but for those that only pass on. Where the line
-    calls a function written in C, it is as the line writes it; else the user's function.
+    The part is a timed call's, otherwise `transform`. The call is the outermost library call inside the user's line
+    that does not only pass on to others, such as `RandomResizedCrop` or `PIL.Image.resize`. Where the line calls a
+    function written in C, it is as the line writes it; else the user's function.
     """
     part, timed, users = "", None, None
     inside = []
@@ -79,7 +79,7 @@ def place_of(frame: Any) -> tuple[str, str, str]:
 
 
 def _name_of_frame(frame: Any) -> str:
-    """Returns the name of what a library's frame does; "" if it only calls others."""
+    """Returns the name of the work that a library's frame does; "" if it only calls others."""
     code = frame.f_code
     if code.co_name in _PASSES_ON:
         return ""

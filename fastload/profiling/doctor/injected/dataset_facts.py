@@ -1,4 +1,4 @@
-"""What a dataset says of itself: the folder of its files, and its transforms, as one would type them again."""
+"""Reads a dataset's own facts: the folder of its files, and its transforms, as one would type them again."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ def _split_of(held: dict[str, Any], root: str) -> str:
     """Returns the part of its files that a dataset takes, if the packed file of its folder has such a split."""
     if isinstance(held.get("train"), bool):  # of torchvision's MNIST and CIFAR
         return "train" if held["train"] else "test"
-    split = held.get("image_set", held.get("split"))  # the former is that of torchvision's VOC
+    split = held.get("image_set", held.get("split"))  # torchvision's VOC has image_set
     if split not in ("train", "val", "test"):
         return ""
     return split if "image_set" in held or os.path.isdir(os.path.join(root, split)) else ""
 
 
 def _root_of(held: dict[str, Any]) -> str:
-    """Returns the folder among a dataset's attributes, or that of the files in one of its lists.
+    """Returns the folder among a dataset's attributes, or the folder of the files in one of its lists.
 
     Empty for one that holds shards of MosaicML Streaming or LitData, which nothing here reads.
     """
@@ -134,7 +134,7 @@ def _found_root(held: dict[str, Any]) -> str:
         return named[0]
     if folders:
         return next(iter(folders.values()))
-    # The stages of a WebDataset; the one that lists the shards has their addresses.
+    # The stages of a WebDataset; the stage that lists the shards has their addresses.
     stages = held.get("pipeline")
     shards = [getattr(stage, "urls", None) for stage in stages] if isinstance(stages, list) else []
     for value in (*held.values(), *shards):

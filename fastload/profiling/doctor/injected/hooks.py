@@ -141,7 +141,7 @@ def _watch_subclasses(loader: Any) -> None:
 
 
 class _Finder:
-    """Finds modules as the others on sys.meta_path do, and has those of `_HOOKS` changed right after they ran."""
+    """Finds modules by the other finders of sys.meta_path, and changes the modules of `_HOOKS` right after they ran."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in _HOOKS:

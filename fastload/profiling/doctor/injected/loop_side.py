@@ -52,7 +52,7 @@ class LoaderState:
         self.training_steps = 0  # that were seen since it is known that they are such
         self.passes = 0  # epochs that began
         self.is_open = False  # whether one of them has not come to its end
-        self.iterator: Callable[[], Any] = lambda: None  # a weak reference to that of the last one
+        self.iterator: Callable[[], Any] = lambda: None  # a weak reference to the last epoch's iterator
         self.inner = 0  # batches that it took from a loader within it
         batches = getattr(loader, "batch_sampler", None)
         dataset = getattr(loader, "dataset", None)
@@ -168,7 +168,7 @@ class LoaderState:
             StepRecorder.begin(self.id, [one for one in _parts(batch) if hasattr(one, "shape")])
 
     def told(self, now: float) -> str:
-        """Returns what is known of a batch beyond its times as a member of its event; "" for most loaders.
+        """Returns facts of a batch beyond its times, as a member of its event; "" for most loaders.
 
         A FastLoader reports its own figures; of a loader around another one, it is how many batches it took so far.
         """
@@ -352,7 +352,7 @@ def _ask(state: LoaderState, following: Callable[[Any], Any], iterator: Any) -> 
 
 
 def training(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `torch.autograd.backward`, by which a loop that trains is told from one that validates."""
+    """Wraps `torch.autograd.backward`, whose calls distinguish a training loop from a validation loop."""
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:

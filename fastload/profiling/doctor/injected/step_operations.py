@@ -11,7 +11,7 @@ from .timed_calls import thread, waited_s
 
 _MOST = 20_000  # operations; a step of more is not recorded
 _DISPATCH_S = 1.5e-5  # that torch takes to give an operation to us; measured: 10 to 25 us
-_SKIPPED = ("profiler.",)  # namespaces of what computes nothing
+_SKIPPED = ("profiler.",)  # namespaces of operations that compute nothing
 _BY_NAME = ("dtype", "device", "layout", "memory_format")  # types of torch that are written down as names
 
 
@@ -23,7 +23,7 @@ class StepRecorder:
     """Records each operation that the calling thread gives to torch: its name, its arguments, the tensors between.
 
     Of tensors only shape, dtype and strides are kept. What was recorded of a step that the loop left is dropped. One
-    step at a time is recorded, and none of what makes a batch of another loader within it.
+    step at a time is recorded, without the operations that make a batch of another loader within it.
     """
 
     def __init__(self, loader: int, images: Any) -> None:

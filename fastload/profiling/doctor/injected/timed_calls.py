@@ -233,7 +233,7 @@ def waiting(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Unbound:
-    """A function that is no method of a class whose attribute it is, as those written in C; pickled by its name."""
+    """A function that does not become a method as a class attribute, like functions in C; pickled by its name."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         functools.update_wrapper(self, call)

@@ -111,7 +111,7 @@ class WorkerTrial:
             before.epoch_ends()  # it may have been left by break
         workers = getattr(loader, "num_workers", 0) or 0
         if _start_method(loader) == "forkserver":
-            return None  # its environment is that of the first loader
+            return None  # its environment is the first loader's
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
         limit = available_cpus() // (int(ranks) if ranks.isdigit() and int(ranks) else 1)
         if not (type(workers) is int and workers > 0 and limit > 0):
@@ -147,7 +147,7 @@ class WorkerTrial:
         """Takes the arguments of `step_begins` for each step of an epoch, and says how many workers may work."""
         _, begun, _ = yield
         now, waited_s, steps = begun, 0.0, 1
-        # Those of the first batches wait for one another. Does the loop wait for data?
+        # Workers making the first batches wait for one another. Does the loop wait for data?
         while now - begun <= self.settle_s or steps < 3 * self.workers or waited_s <= 0.2 * (now - begun):
             _, now, waited = yield
             waited_s, steps = waited_s + waited, steps + 1
