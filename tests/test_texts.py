@@ -168,7 +168,7 @@ def test_batches_of_processes_have_the_texts_of_their_rows(packed: Path) -> None
 
 def test_a_plain_dataloader_takes_texts_with_the_collate_of_the_dataset(packed: Path) -> None:
     dataset = PackedDataset(packed, fields=("images", "caption", "labels"))
-    with pytest.raises(RuntimeError, match="equal size"):
+    with pytest.raises(OptionError, match="collate_fn"):
         list(DataLoader(dataset, 8))
     batches = list(DataLoader(dataset, 8, collate_fn=dataset.collate))
     assert [row for batch in batches for row in batch[1]] == TEXTS

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError, FormatError, MissingFileError
+from fastload.errors import FileChangedError, FormatError, MissingFileError, SourceError
 from fastload.format import valid
 from fastload.format.codecs import pipeline
 from fastload.format.digests import (
@@ -275,6 +275,31 @@ def read_shard(index: PackedFile, number: int) -> PackedFile:
         known.clear()
     found = known[number] = _read_shard(index, number)
     return found
+
+
+_MOST_SPLITS = 256
+
+
+def join_split_names(of_files: Sequence[tuple[Path, Collection[str]]]) -> tuple[str, ...]:
+    """Returns the names of the splits of several files as one dataset, as they first appear.
+
+    SourceError: some have splits and others none, whose rows would be a split "all" that is not all of them; or there
+    are more than a file can hold.
+    """
+    names = tuple(dict.fromkeys(name for _, of_file in of_files for name in of_file))
+    without = [path for path, of_file in of_files if set(of_file) <= {"all"}]
+    others = [path for path, of_file in of_files if not set(of_file) <= {"all"}]
+    if without and others:
+        known = ", ".join(name for name in names if name != "all")
+        raise SourceError(
+            f"{without[0]}: has no splits, and {others[0]} has some ({known}). Together its rows would be in none of "
+            f"those, but in a split 'all' that is not all. Pack its images again from folders named after splits, such "
+            f"as train/ and val/."
+        )
+    if len(names) > _MOST_SPLITS:
+        files = " and ".join(str(path) for path, _ in of_files)
+        raise SourceError(f"{files}: {len(names)} different splits, more than the {_MOST_SPLITS} a file can hold.")
+    return names
 
 
 _MOST_HEADERS = 4096  # of shards of one index

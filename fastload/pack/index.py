@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError, OutputError, SourceError
 from fastload.format.digests import attributes
-from fastload.format.header import PIXEL_FIELDS, Field, PackedFile, check_header, open_hdf5, read_header
+from fastload.format.header import (
+    PIXEL_FIELDS,
+    Field,
+    PackedFile,
+    check_header,
+    join_split_names,
+    open_hdf5,
+    read_header,
+)
 from fastload.format.shards import INDEX_VERSION, Shards, create_index, index_digest
 from fastload.format.texts import is_text
 from fastload.format.writer import new_file, scratch_file, set_attrs, writer_name
@@ -29,8 +37,6 @@ from fastload.remote.ranges import client_of
 from fastload.sources.listing import first_few
 from fastload.system.files import check_new_file, read_bytes, save_bytes
 from fastload.system.threads import in_threads
-
-_MOST_SPLITS = 256
 
 
 @dataclass(frozen=True)
@@ -90,9 +96,7 @@ def index_files(
     headers = [_header(path, output) for path in paths]
     _check_alike(headers)
     names = [_relative(header.path, output) for header in headers]
-    split_names = tuple(dict.fromkeys(name for header in headers for name in header.splits))
-    if len(split_names) > _MOST_SPLITS:
-        raise SourceError(f"{output}: {len(split_names)} different splits, more than the {_MOST_SPLITS} there can be.")
+    split_names = join_split_names([(header.path, header.splits) for header in headers])
     pieces = [
         (number, header.splits[name].start, len(header.splits[name]))
         for name in split_names

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
-from fastload.format.header import PackedFile
+from fastload.format.header import PackedFile, join_split_names
 from fastload.format.ragged import Column
 from fastload.format.texts import count_name, is_text
 from fastload.repack.packed_listing import list_packed, pack_options, regroup, without_damaged
@@ -50,10 +50,7 @@ def list_merged(paths: Sequence[str | Path], *, skip_damaged: bool = False) -> L
     notes += [note for _, listing in parts for note in listing.notes]
     parts = _with_equal_boxes(parts, notes)
     columns = {name: _join_columns(name, parts, notes) for name in parts[0][1].columns}
-    split_names = tuple(dict.fromkeys(name for _, listing in parts for name in listing.split_names))
-    if len(split_names) > 256:
-        names = " and ".join(str(file.path) for file, _ in parts)
-        raise SourceError(f"{names}: {len(split_names)} different splits, more than the 256 a file can hold.")
+    split_names = join_split_names([(file.path, listing.split_names) for file, listing in parts])
     split = [
         np.array([split_names.index(name) for name in listing.split_names], np.uint8)[listing.split]
         for _, listing in parts

@@ -84,7 +84,7 @@ class Normalize(BaseTransform):
         if spec.channels != len(self.mean):
             raise OptionError(
                 f"Normalize: mean and std have {len(self.mean)} values, the images {spec.channels} channels. "
-                f"Give one of each per channel."
+                f"Give one of each per channel, or bring images to three channels: `fastload pack ... --mode rgb`."
             )
         return spec._replace(dtype=self.dtype)
 

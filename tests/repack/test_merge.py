@@ -13,6 +13,7 @@ from fastload.errors import MissingFileError, OptionError, OutputError, SourceEr
 from fastload.format.header import read_header
 from fastload.format.ragged import Column
 from fastload.inspection.verify import verify_file
+from fastload.pack.index import index_files
 from fastload.repack import merge_files
 from sample_files import write_packed
 
@@ -51,6 +52,14 @@ def test_splits_and_different_classes_are_joined_by_name_in_the_order_given(tmp_
     assert "Merged a.h5 (10 rows), b.h5 (8 rows)." in report.notes
     assert header.fields["labels"].names == ("ant", "bee", "cat", "dog")
     assert any("classes differ (2 in a.h5, 3 in b.h5); they were joined by name into 4" in n for n in report.notes)
+
+
+def test_a_file_without_splits_is_not_joined_to_one_with_splits(tmp_path):
+    a, b = make(tmp_path / "a.h5"), make(tmp_path / "b.h5", splits={"all": 8}, seed=1)
+    for join in (merge_files, index_files):
+        with pytest.raises(SourceError, match=r"b\.h5: has no splits, and .*a\.h5 has some \(train, val\).*train/ and"):
+            join([a, b], tmp_path / "c.h5")
+    assert not (tmp_path / "c.h5").exists()
 
 
 def boxed(path: Path, classes: tuple[str, ...], ids: tuple[int, ...], most: int, seed: int) -> Path:

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
     parser.add_argument("--predict", nargs="+", default=(), metavar="IMAGE", help="name the classes of these images")
     args = parser.parse_args()
-    packed, checkpoint = (args.folder.with_name(f"{args.folder.name}.{suffix}") for suffix in ("h5", "pt"))
+    packed, checkpoint = (Path(f"{args.folder.resolve()}.{suffix}") for suffix in ("h5", "pt"))
     if not packed.exists():
         pack_images(args.folder, packed, mode="rgb")  # gray images get three channels, too
     dataset = PackedDataset(packed)
@@ -48,7 +48,7 @@ def main() -> None:
     model = nn.Sequential(*layers).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     parts = {"model": model, "optimizer": optimizer, "loader": train}
-    if checkpoint.exists():
+    if args.predict or checkpoint.exists():  # to predict needs one
         saved = torch.load(checkpoint, map_location=device, weights_only=True)
         for name, part in parts.items():  # of the loader: the next batch is the one behind the last that was learnt
             part.load_state_dict(saved[name])
