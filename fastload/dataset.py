@@ -720,7 +720,7 @@ class _UnevenBatch(list[Any]):
         return list, (list(self),)
 
 
-# Transforms of torchvision's v2 take a whole batch, too.
+# Transforms that look for tensors in whatever they are given, as torchvision's v2, look into a batch, too.
 register_pytree_node(_UnevenBatch, lambda batch: (list(batch), None), lambda samples, _: list(samples))
 
 _LARGEST = 2**63 - 1
