@@ -396,12 +396,12 @@ def refers_to_main(message: bytes) -> bool:
     if b"__main__" not in message:
         return False  # looking at each part takes a second for some hundred thousand paths
     last: deque[Any] = deque(maxlen=2)  # what was put on the stack: of STACK_GLOBAL the module and the name
-    memo: list[Any] = []
+    memo: dict[Any, Any] = {}
     for opcode, argument, _ in pickletools.genops(message):
         if opcode.name == "STACK_GLOBAL" and last[0] == "__main__":
             return True
         if opcode.name == "MEMOIZE":
-            memo.append(last[-1])
+            memo[len(memo)] = last[-1]
         elif opcode.name in ("BINGET", "LONG_BINGET"):
             last.append(memo[argument])
         elif opcode.name != "FRAME":
