@@ -6,17 +6,19 @@ import copy
 import difflib
 import hashlib
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils._pytree import register_pytree_node
 from torch.utils.data import Dataset, default_collate
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.collate import collate
 
 from fastload.errors import FileChangedError, FormatError, OptionError, check_split, is_whole, typed
 from fastload.format.digests import DIGEST_FIELDS
@@ -495,7 +497,7 @@ class PackedDataset(Dataset[Any]):
         if transform is None and not self._varied:
             return made
         # A `DataLoader` asks for the samples of a batch at once, and then calls its collate_fn.
-        return _refused_by_torch(made, why) if (why := self._uneven(made)) else made
+        return _UnevenBatch(made, self._uneven) if self._uneven(made) else made
 
     @property
     def _varied(self) -> bool:
@@ -678,7 +680,8 @@ def _difference(one: Any, other: Any, names: Sequence[str] = (), *, texts: bool)
             return None
         if len(one) != len(other):
             return "lists", one, other
-        parts = list(zip(names or [f"part {number}" for number in range(len(one))], one, other, strict=True))
+        numbered = [f"part {number}" for number in range(len(one))]
+        parts = list(zip(names if len(names) == len(one) else numbered, one, other, strict=True))
     else:
         return None
     for name, ours, theirs in parts:
@@ -691,46 +694,34 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
-class _Uneven:
-    """Base added to a sample's class where its batch's samples differ in shape: `default_collate` raises `why`.
+class _UnevenBatch(list[Any]):
+    """Samples of a batch that differ in shape: torch's `default_collate` of them raises OptionError if it fails.
 
-    To any other collate_fn it is a tuple, list or dict as ever; its pickle is a plain one.
+    torch looks up how to collate by the type of the first sample, and transforms take samples by their exact type, so
+    these stay as they are. Its copies, slices and pickles are plain lists.
     """
 
-    why: str
+    def __init__(self, samples: list[Any], why: Callable[[Sequence[Any]], str]) -> None:
+        super().__init__(samples)
+        self._why = why
+
+    def __getitem__(self, index: Any) -> Any:
+        caller = sys._getframe(1)
+        # What a collate_fn made of the samples before may be of one shape, and a table of functions of its own may
+        # collate samples of any.
+        if caller.f_code is collate.__code__ and (why := self._why(self)):
+            try:
+                collate(list(self), collate_fn_map=caller.f_locals["collate_fn_map"])
+            except RuntimeError as error:
+                raise OptionError(why) from error
+        return super().__getitem__(index)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return list, (list(self),)
 
 
-class _UnevenTuple(_Uneven, tuple[Any, ...]):
-    def __reduce__(self) -> Any:
-        return tuple, (list(self),)
-
-
-class _UnevenList(_Uneven, list[Any]):
-    def __reduce__(self) -> Any:
-        return list, (tuple(self),)
-
-
-class _UnevenDict(_Uneven, dict[Any, Any]):
-    def __reduce__(self) -> Any:
-        return dict, (list(self.items()),)
-
-
-def _refused_by_torch(samples: list[Any], why: str) -> list[Any]:
-    """Returns the same samples, of which `default_collate` raises OptionError; tensors and others stay as they are."""
-    kinds: dict[type, Any] = {tuple: _UnevenTuple, list: _UnevenList, dict: _UnevenDict}
-    marked = [kinds.get(type(sample), lambda given: given)(sample) for sample in samples]
-    for sample in marked:
-        if isinstance(sample, _Uneven):
-            sample.why = why
-    return marked
-
-
-def _refuse(batch: Sequence[Any], *, collate_fn_map: object = None) -> Any:
-    raise OptionError(batch[0].why)
-
-
-# As torch's documentation of `default_collate` extends it; no other type is concerned.
-default_collate_fn_map.update(dict.fromkeys((_UnevenTuple, _UnevenList, _UnevenDict), _refuse))
+# Transforms that look for tensors in whatever they are given, as torchvision's v2, look into a batch, too.
+register_pytree_node(_UnevenBatch, lambda batch: (list(batch), None), lambda samples, _: list(samples))
 
 _LARGEST = 2**63 - 1
 

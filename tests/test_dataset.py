@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import queue
@@ -13,7 +14,10 @@ import numpy as np
 import pytest
 import torch
 from small_files import write_foreign
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils._pytree import tree_map
+from torch.utils.data import BatchSampler, DataLoader, default_collate
+from torch.utils.data._utils.collate import collate
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload import FastLoader, inspect_file
 from fastload.dataset import PackedDataset
@@ -288,8 +292,80 @@ def test_other_parts_that_differ_in_shape_are_named_and_what_is_alike_is_collate
         dataset[[0, 1]]
     samples = PackedDataset(varied[0]).__getitems__([0, 1])
     again = pickle.loads(pickle.dumps(samples))
-    assert {type(sample) for sample in again} == {tuple} and again[1][0].shape == samples[1][0].shape
-    assert {type(sample) for sample in PackedDataset(packed).__getitems__([0, 1])} == {tuple}
+    assert type(again) is type(samples[:1]) is type(copy.copy(samples)) is list
+    assert {type(sample) for sample in samples} == {tuple} and again[1][0].shape == samples[1][0].shape
+    assert type(PackedDataset(packed).__getitems__([0, 1])) is list
+
+
+def crops(given):
+    """Crops the images of samples or of a batch, which are found as torchvision's v2 finds them."""
+    return tree_map(lambda part: part[:, :5, :5] if part.ndim == 3 else part, given)
+
+
+def cropped_each(samples):
+    return default_collate([crops(sample) for sample in samples])
+
+
+def cropped_in_place(samples):
+    for number, sample in enumerate(samples):
+        samples[number] = crops(sample)
+    return default_collate(samples)
+
+
+def cropped_together(samples):
+    return default_collate(crops(samples))
+
+
+def without_images(samples):
+    for sample in samples:
+        del sample["image"]
+    return default_collate(samples)
+
+
+def only_labels(samples):
+    samples[:] = [sample[1:] for sample in samples]
+    return default_collate(samples)
+
+
+def as_a_list(values, *, collate_fn_map=None):
+    return list(values)
+
+
+def kept_apart(samples):
+    return collate(samples, collate_fn_map={torch.Tensor: as_a_list})
+
+
+def by_torch(samples):
+    return default_collate(samples)
+
+
+@pytest.mark.parametrize("method", ["", "fork", "spawn"])
+def test_what_a_collate_fn_makes_of_samples_that_differ_is_its_own_affair(varied, method):
+    path, images = varied
+    dataset = PackedDataset(path)
+    options = {"num_workers": 1, "multiprocessing_context": method} if method else {}
+
+    def batch_of(collate_fn, source=dataset):
+        (batch,) = DataLoader(torch.utils.data.Subset(source, range(3)), 3, collate_fn=collate_fn, **options)
+        return batch
+
+    samples = batch_of(list)
+    assert {type(sample) for sample in samples} == {tuple} and len({image.shape for image, _ in samples}) == 3
+    expected = torch.stack([crops(torch.from_numpy(images[i]).permute(2, 0, 1)) for i in range(3)])
+    for collate_fn in (cropped_each, cropped_in_place, cropped_together):
+        assert torch.equal(batch_of(collate_fn)[0], expected), collate_fn
+    assert torch.equal(batch_of(only_labels)[0], torch.arange(3))
+    assert torch.equal(batch_of(without_images, PackedDataset(path, transform=narrowed))["label"], torch.arange(3))
+    assert [image.shape for image in batch_of(kept_apart)[0]] == [image.shape for image, _ in samples]
+    with pytest.raises(OptionError, match=UNEVEN):
+        batch_of(by_torch)
+
+
+def test_samples_that_differ_in_size_are_pinned_as_ever(varied, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *device: tensor.clone())  # it takes a GPU
+    samples = PackedDataset(varied[0]).__getitems__([0, 1])
+    pinned = pin_memory(samples)
+    assert type(pinned) is list and torch.equal(pinned[1][0], samples[1][0])
 
 
 def test_rows_of_a_store_are_announced(varied, monkeypatch):

@@ -11,6 +11,7 @@ import gc
 import mmap
 import os
 import pickle
+import pickletools
 import signal
 import subprocess
 import sys
@@ -52,8 +53,7 @@ _BEFORE = 4
 """Tasks that a dead worker had done which are looked at if its last one did not end it."""
 _WRITING = -1  # stands for the number of a task while its rows are written
 
-_IN_MAIN = b"\x8c\x08__main__"
-"""The name of the script's module as a pickle has it."""
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 LONG_S = 60.0
 """Seconds that one image takes after which a warning names it; then twice as many."""
@@ -88,6 +88,7 @@ class PackPool:
         self._files: tuple[Files | Pictures | Arrays | None, Masks | None] = None, None
         self._processes: dict[Connection, int] = {}  # to their numbers
         self._numbers: dict[Connection, int] = {}  # to their places
+        self._spawned = False  # whether one of them is no fork of this process
         self._held: list[Connection] = []  # a pipe to each, whose end is theirs
         self._places: _Places | None = None  # of the processes; the last one is for those that try samples alone
         self._refused: dict[int, str] = {}  # samples that ended a process, also alone, and how
@@ -136,7 +137,8 @@ class PackPool:
         parent, held = Pipe(duplex=False)
         if self._places is None:
             self._places = _Places(self.threads + 1)
-        start = partial(_spawn, trial=True) if trial else _fork if may_fork() and not in_use() else _spawn
+        start = partial(_spawn, trial=True) if trial else _fork if self._forks else _spawn
+        self._spawned |= start is _spawn
         self._places[number] = NO_SAMPLE
         process = start(theirs.fileno(), parent.fileno(), self._places.fileno(), number)
         self._processes[ours], self._numbers[ours] = process, number
@@ -144,6 +146,11 @@ class PackPool:
         theirs.close()
         parent.close()
         return ours
+
+    @property
+    def _forks(self) -> bool:
+        """Whether a process that starts now is a fork of this one, which has what the script defines."""
+        return may_fork() and not in_use()
 
     def _at(self, number: int) -> int:
         """Returns the sample that a process is at."""
@@ -193,12 +200,12 @@ class PackPool:
                 self.workers, self.local_threads = 0, self.workers
                 return
         message = self._files_message()
-        if _IN_MAIN in message:
+        if (self._spawned or not self._forks) and refers_to_main(message):
             warnings.warn(
                 f"the dataset is made of classes or functions of the script itself, which worker processes do not "
                 f"import: this process packs it alone. Define them in a module that the script imports to have it "
                 f"packed by {self.workers} processes.",
-                stacklevel=2,
+                stacklevel=_level_of_the_user(),
             )
             self.workers = 0
             return
@@ -384,6 +391,32 @@ class PackPool:
             self._local.append(worker)
 
 
+def refers_to_main(message: bytes) -> bool:
+    """Whether a pickle of protocol 4 or 5 has a class or function of the script, which a fresh Python cannot import."""
+    if b"__main__" not in message:
+        return False  # looking at each part takes a second for some hundred thousand paths
+    last: deque[Any] = deque(maxlen=2)  # what was put on the stack: of STACK_GLOBAL the module and the name
+    memo: dict[Any, Any] = {}
+    for opcode, argument, _ in pickletools.genops(message):
+        if opcode.name == "STACK_GLOBAL" and last[0] == "__main__":
+            return True
+        if opcode.name == "MEMOIZE":
+            memo[len(memo)] = last[-1]
+        elif opcode.name in ("BINGET", "LONG_BINGET"):
+            last.append(memo[argument])
+        elif opcode.name != "FRAME":
+            last.append(argument)
+    return False
+
+
+def _level_of_the_user() -> int:
+    """Returns the `stacklevel` by which a warning of the caller names the line that called this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def _samples_of(task: object) -> list[tuple[NDArray[np.int64], bool]]:
     """Returns the samples that a task reads, and whether only their headers; [] for a task that reads no samples."""
     if isinstance(task, PackTask):
@@ -472,7 +505,7 @@ class _Watch:
                 warnings.warn(
                     f"{self._keys[sample]} has been read for {now - since:.0f} s and is not done. If that takes for "
                     f"ever, remove it, and run the same command again.",
-                    stacklevel=2,
+                    stacklevel=_level_of_the_user(),
                 )
             self._since[worker] = sample, since, limit_s
 

@@ -49,8 +49,11 @@ _NO_GUARD = (
     'the script has no `if __name__ == "__main__":` around its work, so each worker process of the loader would begin '
     f"it anew. {GUARD}"
 )
-# The exit code of a worker that found itself beginning the script's work.
-_NO_GUARD_CODE = 71
+NO_GUARD_CODE = 197
+"""The exit code of a worker that found itself beginning the script's work.
+
+Nothing else ends with it by custom: os.EX_* are 64 to 78, shells have 126 to 192, systemd those from 200 on.
+"""
 
 
 class Workers(_MultiProcessingDataLoaderIter):
@@ -246,7 +249,7 @@ class DeadWorkerError(WorkerError):
 def _death(workers: Sequence[Any], *, began: bool) -> FastloadError:
     """Returns an error that says how worker processes ended; `began`: whether any had given a result."""
     said = [f"process {worker.pid} {_how(worker)}" for worker in workers]
-    if not began and any(worker.exitcode == _NO_GUARD_CODE for worker in workers):
+    if not began and any(worker.exitcode == NO_GUARD_CODE for worker in workers):
         return OptionError(_NO_GUARD)
     hint = "" if began else f" {GUARD}"
     return DeadWorkerError(f"a worker of the loader died: {'; '.join(said)}. If it wrote why, that is above.{hint}")
@@ -269,7 +272,7 @@ def start_workers(dataset: Dataset[Any], number: int) -> Workers:
         # One of ours, or the server that forks them, which imports the script in some releases of Python: the process
         # that made it says what is wrong.
         if process.name in (WORKER_NAME, "MainProcess"):
-            os._exit(_NO_GUARD_CODE)
+            os._exit(NO_GUARD_CODE)
         raise OptionError(
             f"this process is importing the main script only to start a worker, and the script makes workers of "
             f"its own. {GUARD}"
@@ -289,12 +292,12 @@ def start_workers(dataset: Dataset[Any], number: int) -> Workers:
             "this process was forked from one that had started a forkserver, which it cannot use. Call "
             'multiprocessing.set_start_method("fork", force=True) here, or make the loader where the server is.'
         ) from error
-    except (EOFError, ConnectionError):
-        # Which of Python's pipes broke says nothing more.
+    except (EOFError, ConnectionError) as error:
+        # It is not as likely that the guard is missing: `runs_again_in_workers` has found something like it.
         raise WorkerError(
-            'a worker process ended while it was started: the script has no `if __name__ == "__main__":` around its '
-            f"work, or importing the script failed (what it wrote is above), or by a signal. {GUARD}"
-        ) from None
+            "a worker process ended while it was started: importing the script failed (what it wrote is above), or the "
+            f"process was killed (out of memory?). {GUARD}"
+        ) from error
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise

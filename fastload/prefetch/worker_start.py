@@ -26,8 +26,8 @@ WORKER_NAME = "fastload worker"
 """The name of worker processes, by which one that still imports the main program knows itself."""
 
 # What a main program asks for which process runs it: the name of its module, as in `if __name__ == "__main__":`, or of
-# its process.
-_ASKED = ("__name__", "current_process")
+# its process, or that of the process that made it.
+_ASKED = frozenset({"__name__", "current_process", "parent_process"})
 
 
 def begin_worker(stacks: WorkerStacks, worker: int) -> None:
@@ -184,8 +184,8 @@ def _imported_main() -> ModuleType | None:
 def runs_again_in_workers() -> bool:
     """Whether a new process that imports the main program would do its work once more.
 
-    That is so where its work is under way while it is not defined to its end, and nothing in it asks which process runs
-    it. Whether one that asks does so in the right place is not known.
+    That is so where its work is under way while it is not defined to its end, and nothing in it or in its functions
+    asks which process runs it. Whether one that asks does so in the right place is not known.
     """
     main = _imported_main() if start_method() != "fork" else None
     spec = getattr(main, "__spec__", None)
@@ -197,4 +197,10 @@ def runs_again_in_workers() -> bool:
         if frame.f_globals is vars(main) and frame.f_code.co_name == "<module>":
             running.append(frame.f_code)
         frame = frame.f_back
-    return bool(running) and not any(name in code.co_names for code in running for name in _ASKED)
+    return bool(running) and not any(map(_asks, running))
+
+
+def _asks(code: CodeType) -> bool:
+    """Whether code, or that of functions and classes in it, asks which process runs it."""
+    within = (part for part in code.co_consts if isinstance(part, CodeType))
+    return not _ASKED.isdisjoint(code.co_names) or any(map(_asks, within))

@@ -3,9 +3,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import pickle
+import re
 import shutil
 import subprocess
 import sys
+import types
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -22,6 +26,7 @@ from fastload.errors import OptionError, OutputError, PackError, ResumeError, So
 from fastload.format.header import read_header
 from fastload.pack import pack_images
 from fastload.pack.journal import Journal
+from fastload.pack.pool import refers_to_main
 
 
 def _assert_holds(packed: Path, source: Path, keys: set[str] | None = None) -> None:
@@ -354,7 +359,10 @@ def test_the_odd_files_of_the_nasty_set_are_skipped_by_name_and_the_rest_packed(
     assert any(".DS_Store" in note or "hidden" in note for note in report.notes)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks on Linux only")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forks on Linux only")
+
+
+@on_linux
 def test_a_forked_worker_holds_no_file_that_the_parent_has_open():
     code = """
 import os
@@ -372,19 +380,39 @@ with forked_workers(), PackPool(1) as pool:
     assert done.stdout == "True\n"
 
 
-def test_a_dataset_of_the_script_itself_is_packed_by_the_process_that_has_it(tmp_path):
+@pytest.mark.parametrize("forked", [False, pytest.param(True, marks=on_linux)])
+def test_a_dataset_of_the_script_itself_is_packed_by_a_process_that_has_it(tmp_path, forked):
     (tmp_path / "script.py").write_text(
         "import numpy as np\n"
         "from fastload import pack_images\n"
+        "from fastload.system.threads import forked_workers\n"
         "class Own:\n"
         "    def __len__(self): return 80\n"
         "    def __getitem__(self, i): return np.full((4, 5, 3), i, np.uint8), i % 2\n"
-        "report = pack_images(Own(), 'own.h5', workers=2, shuffle=False)\n"
+        "def pack():\n"
+        "    pack_images(Own(), 'own.h5', workers=2, shuffle=False)\n"
+        f"if {forked}:\n"
+        "    with forked_workers(): pack()\n"
+        "else: pack()\n"
     )
     command = [sys.executable, "script.py"]
     done = subprocess.run(
         command, cwd=tmp_path, env=child_environment(), capture_output=True, text=True, timeout=600, check=False
     )
-    assert done.returncode == 0 and "classes or functions of the script itself" in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
+    said = re.findall(r"script\.py:8: UserWarning: .*classes or functions of the script itself", done.stderr)
+    assert len(said) == (not forked) and (said or not done.stderr), done.stderr
     with h5py.File(tmp_path / "own.h5") as file:
         assert file["images"][:, 0, 0, 0].tolist() == list(range(80))
+
+
+def test_what_a_pickle_has_of_the_script_is_told_from_texts(monkeypatch):
+    module = types.ModuleType("__main__")
+    exec("class One:\n    class Two: pass\ndef three(): pass", vars(module))
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    own = module.One.Two, module.three
+    for protocol in (4, 5):
+        for one in (*own, own[0](), partial(own[1]), ["__main__", {"a": [Path("__main__"), own[0]]}]):
+            assert refers_to_main(pickle.dumps(one, protocol)), one
+        for one in ("__main__", [Path("__main__/a.jpg"), "__main__", partial(len), "One"], b"__main__", len):
+            assert not refers_to_main(pickle.dumps(one, protocol)), one

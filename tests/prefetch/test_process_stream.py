@@ -558,13 +558,50 @@ def test_a_script_without_its_guard_is_told_so_once(warm_python, packed, tmp_pat
     )
 
 
+def test_a_guard_may_be_a_function(warm_python, packed, tmp_path):
+    text = """
+        class Main:
+            def is_running(self):
+                return __name__ == "__main__"
+
+        if Main().is_running():
+            print(len(list(FastLoader(PackedDataset(PACKED, transform=same), 16, workers=1))))
+    """
+    done = warm_python.run(script(tmp_path, text, packed)["args"][-1], cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout == "3\n", done.stderr
+
+
 def test_a_server_of_processes_that_imports_a_script_without_its_guard_ends_in_silence(warm_python, packed, tmp_path):
     text = """
         multiprocessing.current_process()._inheriting = True
         next(iter(FastLoader(PackedDataset(PACKED, transform=same), 16)))
     """
     done = warm_python.run(script(tmp_path, text, packed)["args"][-1], cwd=tmp_path)
-    assert done.returncode == 71 and not done.stderr
+    assert done.returncode == torch_workers.NO_GUARD_CODE and not done.stderr
+
+
+def ends_by_itself(sample):
+    os._exit(os.EX_OSERR)
+
+
+def test_a_transform_that_ends_the_process_by_a_system_error_is_no_missing_guard(packed, start):
+    start("forkserver")
+    with pytest.raises(WorkerError, match="ended with exit code 71") as caught:
+        list(FastLoader(PackedDataset(packed, transform=ends_by_itself), 16, workers=1))
+    assert "no `if __name__" not in str(caught.value)
+
+
+def test_a_server_of_processes_that_ends_while_it_imports_is_told_with_its_cause(warm_python, packed, tmp_path):
+    (tmp_path / "ends.py").write_text("import os\nos._exit(1)\n")
+    text = """
+        if __name__ == "__main__":
+            multiprocessing.set_start_method("forkserver", force=True)
+            multiprocessing.set_forkserver_preload(["ends"])
+            next(iter(FastLoader(PackedDataset(PACKED, transform=same), 16, workers=1)))
+    """
+    done = warm_python.run(script(tmp_path, text, packed)["args"][-1], cwd=tmp_path)
+    assert re.search(r"WorkerError: a worker process ended while it was started: importing the script", done.stderr)
+    assert re.search(r"(EOF|Connection\w+|BrokenPipe)Error.*\n\nThe above exception was the direct cause", done.stderr)
 
 
 def label_only(sample):
