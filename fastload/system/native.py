@@ -13,6 +13,7 @@ import importlib.metadata
 import logging
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,16 @@ _JPEG_FUNCTIONS = (
 @functools.cache
 def decodes_jpeg() -> bool:
     """Whether images are decoded here, too: Pillow or the system has a shared libjpeg-turbo, 2.1.5 or newer."""
+    # Of threads that ask at once, one looks: a library must not be taken while another thread decodes already.
+    with _looking:
+        return _finds_jpeg()
+
+
+_looking = threading.Lock()
+
+
+@functools.cache
+def _finds_jpeg() -> bool:
     return library() is not None and any(map(_uses_jpeg, _libjpegs()))
 
 
