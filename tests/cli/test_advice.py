@@ -742,6 +742,12 @@ def test_the_slow_path_is_said_once_by_the_first_loader_that_is_slow_and_by_benc
     assert record.levelname == "WARNING"
     hear("compiled loops", bench(varied, "--seconds", 0.1))
     assert len(caplog.records) == 1
+    # The results of a benchmark say it for themselves; a loader that is made after it is told of.
+    monkeypatch.setattr(native, "_said", False)
+    bench(varied, "--seconds", 0.1)
+    assert len(caplog.records) == 1
+    fastload.FastLoader(varied, 4, transform=crop)
+    assert caplog.records.pop().getMessage() == record.getMessage()
     assert "compiled loops none: installed without a C compiler" in run("--version").output
     # Where somebody left them out on purpose, nothing is to be installed.
     monkeypatch.setenv("FASTLOAD_NATIVE", "0")
@@ -751,6 +757,13 @@ def test_the_slow_path_is_said_once_by_the_first_loader_that_is_slow_and_by_benc
         "FASTLOAD_NATIVE=0 is set" in caplog.records[1].getMessage() and "install" not in caplog.records[1].getMessage()
     )
     assert "compiled loops none: FASTLOAD_NATIVE=0 is set" in run("--version").output
+
+
+def test_why_images_are_made_slowly_is_not_looked_for_once_it_was_said(monkeypatch, caplog):
+    monkeypatch.setattr(native, "_said", False)
+    native.say_once(lambda: "because")
+    native.say_once(lambda: pytest.fail("asked again"))
+    assert caplog.messages == ["because"]
 
 
 @tries("JPEG decoding")
