@@ -1,4 +1,4 @@
-"""The advice of commands and reports, each text under a name: tests try every one of them.
+"""The advice of commands and reports, each text under a name: tests try every one of them, or model it.
 
 Errors are not among these: they say themselves what to do, and end the command.
 """
