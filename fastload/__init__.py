@@ -139,7 +139,10 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(import_module(_HOMES.get(name, "fastload.errors")), name)
     except ModuleNotFoundError as exc:
-        raise import_module("fastload.errors").training_needs(exc, f"fastload.{name}") from exc
+        needed = import_module("fastload.errors").training_needs(exc, f"fastload.{name}")
+        if needed is exc:
+            raise
+        raise needed from exc
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""Advice in what commands print: whether it is given, its values, and which test tries which."""
+"""Advice in what commands print: whether it is given, its values, and which test tries or models which."""
 
 from __future__ import annotations
 
@@ -40,7 +40,15 @@ def hear(name: str, text: str) -> dict[str, str]:
 
 def tries(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Marks a test that provokes these advices, does what they say, and looks at what comes of it."""
+    return _gives(names)
 
+
+def models(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Marks a test that provokes these advices with figures, and judges again figures as they are once it is done."""
+    return _gives(names)
+
+
+def _gives(names: tuple[str, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def mark(test: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(test)
         def run(*args: Any, **options: Any) -> None:
@@ -53,6 +61,6 @@ def tries(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return mark
 
 
-def tried(*names: str, of: Any) -> Any:
-    """Returns a case of a test with two parameters: the advices that it provokes, and `of` what."""
+def modelled(*names: str, of: Any) -> Any:
+    """Returns a case of such a test with two parameters: the advices that it provokes, and `of` what."""
     return pytest.param(names, of, id=names[0])

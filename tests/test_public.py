@@ -125,3 +125,17 @@ def test_the_page_on_the_architecture_shows_these_levels_and_a_line_for_each_pac
     for row in rows:
         for module in re.findall(r"`([\w/]+)`", row[-1]) if len(row) == 4 else ():
             assert (PACKAGE / row[0].strip("`") / f"{module}.py").exists(), f"{row[0]}: read {module} first"
+
+
+def test_a_package_that_is_missing_is_named_and_torch_with_what_to_install():
+    code = """
+import sys
+sys.modules[sys.argv[1]] = None
+import fastload
+try:
+    fastload.FastLoader
+except ImportError as exc:
+    print(type(exc).__name__, exc.name, type(exc.__cause__).__name__)
+"""
+    assert run_python("-c", code, "h5py").split() == ["ModuleNotFoundError", "h5py", "NoneType"]
+    assert run_python("-c", code, "torch").split() == ["MissingExtraError", "None", "ModuleNotFoundError"]

@@ -31,6 +31,7 @@ from fastload.profiling.bench.benchmark import BenchResult
 from fastload.profiling.bench.training_loop import LoopFigures
 from fastload.profiling.tune.search import Tuned
 from fastload.profiling.tune.selection import Row
+from fastload.profiling.verdict import CAUSES
 from fastload.remote.contents import CacheCheck, CacheContents
 from fastload.timing.results import SCHEMA, Measured, Verdict
 
@@ -249,6 +250,7 @@ def _entry(shape: str, field: str, hint: str, text: str, made: type | None = Non
     if not text and isinstance(found := getattr(made, field, None), property):
         text = (found.__doc__ or "").partition("\n")[0].rstrip(".")
     kind = _kind_of(ast.parse(hint, mode="eval").body, vars(sys.modules[made.__module__]) if made else {})
+    text = text.replace("`fastload.profiling.verdict.CAUSES`", ", ".join(map("`{}`".format, CAUSES)))
     text = re.sub(r"\bNone\b", "null", text[:1].lower() + text[1:] if text[1:2].islower() else text)
     return Entry(field, kind, text, field in _OPTIONAL or f"{field} of {shape}" in _OPTIONAL)
 
@@ -319,8 +321,11 @@ a new one does not.
 
 Units are in the names: `_s` seconds, `bytes` bytes, `_per_s` a second, `_percent` of 100, `share` of 1, `cpus` CPUs;
 `num_` and `count` are numbers of things. `file` is the name of a file, `path` where it lies, as it was given. Numbers
-that are not finite are null. `[]` stands for each item of a list, `.NAME` for each name of an object. A name means the
-same in all commands. A report (`--report`) holds its measured runs in the same form.
+that are not finite are null. `[]` stands for each item of a list, `.NAME` for each name of an object. A report
+(`--report`) holds its measured runs in the same form.
+
+A name may stand in several objects with another type: `verdict` is an object in a measured run and text in
+`shuffle_quality`, `samples_per_s` a number or [a spread](#a-spread). Read fields by their whole path.
 
 <!-- Written by `python tools/refresh_golden.py pages` from the classes of the results. -->
 """

@@ -52,7 +52,7 @@ class EncodingEstimate:
     bytes: int  # bytes of all images and masks; rows of varying length leave a few percent more free in their chunks
     warm_samples_per_s: float  # images a second from memory, decoded in full size by all CPUs, without transforms
     disk_samples_per_s: float | None  # images a second from the disk; None if its rate is not known
-    encodings: dict[str, int]  # "raw", "jpeg" or "zstd" -> number of rows of the sample
+    encodings: dict[str, int]  # by "raw", "jpeg" or "zstd", the number of rows of the sample
     loses: bool  # images are encoded as JPEG again, which loses a little
 
 

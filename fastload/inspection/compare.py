@@ -62,7 +62,7 @@ class SourceReport:
     extra: tuple[str, ...]
     decoder_now: str  # decoder used to compare
     decoder_file: str  # decoder used to pack
-    inexact: int  # rows equal within MAX_LEVELS, but not to the byte; always 0 with the decoder used to pack
+    inexact: int  # rows equal within 3 levels of 8 bits, but not to the byte; always 0 with the decoder used to pack
     max_levels: float  # largest difference among those, in levels of 8 bits
 
     @property

@@ -66,15 +66,15 @@ class FileInfo:
     """Result of `inspect_file`; `to_dict` returns it as values for JSON.
 
     Attributes:
-        path: as given; a URL, without what may be secret in it, is a str.
+        path: as given; of a URL without what may be secret in it.
         version: format version; None for a file that fastload did not write.
         writer: release that wrote it; None for such a file.
         num_samples: of a foreign file the rows of its pixel dataset, 0 without one.
         fields: every dataset by name, pixels first.
-        splits: name -> (start, stop) of its rows.
+        splits: by name, the first row of each and the one behind its last.
         classes: class or attribute names in label order.
         class_counts: samples of each class, or with each attribute set; None if there are no names.
-        mask_shares: value of masks -> its share of their pixels, in up to 64 masks, by number; empty without masks.
+        mask_shares: by value, its share of the masks' pixels, in up to 64 masks; empty without masks.
         mask_names: names of the classes in masks, by number; empty where they have none.
         mask_ignored: value of masks that means no class (`ignore_index`); None where there is none.
         layout: how the pixels lie on disk; None if no dataset looks like images, or if the images are ragged.
@@ -90,11 +90,11 @@ class FileInfo:
         shuffled: whether rows were shuffled within each split.
         read: how `FastLoader` reads it by default, "map" or "pread".
         file_system: name of the network file system or the like that it is on; None for a local one.
-        held_off: whether writers wait while rows are copied from its mapping; False where nothing is mapped.
+        held_off: whether writers wait while rows are copied from its mapping; not where nothing is mapped.
         num_shards: of an index; None for a file that holds its rows itself.
         cached: of a URL, the folder of the cache on this machine that its chunks are read from; None for a path.
-        needs: dataset -> how it is compressed, and the package that a program needs to read it besides h5py or another
-            HDF5 library; datasets that need none are left out.
+        needs: by dataset, how it is compressed, and the package that a program needs to read it besides h5py or
+            another HDF5 library; datasets that need none are left out.
         findings: sentences on what makes the file slow or unreadable, and how to fix it.
     """
 

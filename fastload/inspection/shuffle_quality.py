@@ -58,7 +58,7 @@ class Measure:
     # measured (not for `file_order`). The former does not shrink with more epochs: where chunks stay together, all
     # epochs share the luck of the file
     spread: float
-    as_good: bool  # whether it is at most `SPREADS` spreads worse than `full`
+    as_good: bool  # whether it is at most 3 spreads worse than `full`
 
     @property
     def times(self) -> str:

@@ -52,7 +52,7 @@ class VerifyReport:
     """Result of `verify_file`.
 
     Attributes:
-        path: as given; a URL, without what may be secret in it, is a str.
+        path: as given; of a URL without what may be secret in it.
         num_rows: rows checked.
         pixel_bytes: bytes of pixels hashed; of ragged rows, as they are in the file.
         header_ok: whether shapes, attributes and digests are those that were packed.

@@ -29,6 +29,8 @@ from fastload.timing.stopwatch import current
 
 # Rows that a dataset's compression ratio is taken from.
 _RATIO_ROWS = 512
+# Rows that are looked at before anything is read, for whether there are JPEGs.
+_LOOKED_AT = 8
 # Values of a list in a dataset of the user's that are looked at, for whether it is one of datasets.
 _FIRST_VALUES = 8
 
@@ -133,10 +135,22 @@ class PackedInput:
 
     def has_jpegs(self) -> bool:
         """Whether any of the images that are asked for is stored as JPEG."""
-        file = self.dataset.file
-        if "images" not in self.dataset.fields or file.fields["images"].ragged is None:
-            return False
-        rows = np.asarray(self.dataset.rows, np.int64)
+        return self._has_encodings and self._any_jpeg(self.dataset.rows)
+
+    def seems_to_have_jpegs(self) -> bool:
+        """Whether one of a few of them is a JPEG; of a URL, where to look would take requests, whether one may be."""
+        dataset = self.dataset
+        if dataset.file.remote is not None or not self._has_encodings:
+            return self._has_encodings
+        return self._any_jpeg(dataset.rows[:: max(1, len(dataset) // _LOOKED_AT)])
+
+    @property
+    def _has_encodings(self) -> bool:
+        """Whether each of the images that are asked for has an encoding of its own."""
+        return "images" in self.dataset.fields and self.dataset.file.fields["images"].ragged is not None
+
+    def _any_jpeg(self, chosen: Sequence[int] | NDArray[np.int64]) -> bool:
+        rows = np.asarray(chosen, np.int64)
         with closing(self._index_reader()) as reader:
             encodings = reader.within(rows, lambda: reader.ragged("images").part("encoding", rows))
         return bool((encodings == JPEG).any())

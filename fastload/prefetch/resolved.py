@@ -229,15 +229,14 @@ class Resolved:
         """Whether the threads that read decode ragged rows, or have them decoded."""
         return isinstance(self.data, PackedInput) and self.data.ragged
 
-    @property
     def why_slow(self) -> str:
-        """Why the reading threads decode, crop or transform images slowly here; empty if they do not, or are fast."""
+        """Returns why the reading threads decode, crop or transform images slowly here; "" if they do not, or fast."""
         if not isinstance(self.data, PackedInput) or self.data.runs_python or self.decodes_on_device:
             return ""
         on_cpu = self.backend is None and bool(self.augmentation.transforms)
         if not (self.decodes or self.size_head is not None or on_cpu):
             return ""
-        return native.why_slow(self.data.has_jpegs)
+        return native.why_slow(self.data.seems_to_have_jpegs)
 
     @property
     def num_workers(self) -> int:

@@ -1,11 +1,49 @@
-"""The advice of commands and reports, each text under a name: tests try every one of them.
+"""The advice of commands and reports, each text under a name: tests try every one of them, or model it.
 
 Errors are not among these: they say themselves what to do, and end the command.
 """
 
 from __future__ import annotations
 
+CHANGES = {
+    "reading": "pack the files (fastload pack) and feed them with FastLoader, or put them on a faster disk",
+    "decoding": "decode once, with fastload pack, and feed the pixels with FastLoader",
+    "transform": "move this Python code to the device (fastload.transforms has crops, flips, colour, erasing), or make "
+    "it one call that frees the GIL",
+    "collate": "return tensors of one shape and let torch's default_collate stack them, or use FastLoader, which fills "
+    "batches in place",
+    "hand-over": "return a few tensors a batch, not arrays or Python objects that are pickled; FastLoader passes slot "
+    "numbers",
+    "copy to the device": "copy while the step runs: pin_memory=True with .to(device, non_blocking=True), or "
+    "FastLoader(device=...)",
+    "worker start-up": "persistent_workers=True, so that workers live from epoch to epoch",
+    "a slow sample now and then": "find out what is special about those samples, and pack, shrink or leave them out",
+    "lock contention": "read without the lock: a file packed by fastload is read by any number of threads or processes",
+    # of batches without images, or with images of their own sizes
+    "reading without images": "read from a faster disk, or read more at once and keep it in memory",
+    "decoding without images": "decode once, and keep the result",
+    "collate without images": "return tensors of one shape and let torch's default_collate stack them",
+    "hand-over without images": "return a few tensors a batch, not arrays or Python objects that are pickled",
+    "copy to the device without images": "copy while the step runs: pin_memory=True with .to(device, "
+    "non_blocking=True)",
+    "transform without images": "make this Python code cheaper: work on whole batches, or one call for all of it that "
+    "frees the GIL",
+    "lock contention without images": "read without the lock: give each worker a file of its own, or read whole "
+    "batches at once",
+    # of a FastLoader
+    "reading of FastLoader": "a faster disk, more memory for the page cache, or smaller images (fastload pack --size)",
+    "transform of FastLoader": "let the GPU do it (device='cuda'), give it more workers, or pack smaller images "
+    "(--size)",
+    "copy to the device of FastLoader": "keep the rows there: FastLoader(cache='device')",
+    "hand-over of FastLoader": "return fewer or smaller fields, each of one shape",
+}
+"""The change for a cause of a verdict, by the cause; and for batches without images or a FastLoader, where it differs.
+
+Apart from the others: their names are made of the cause's, and one that has no change here must not find another text.
+"""
+
 ADVICE = {
+    **CHANGES,
     # The machine, in `--version`, `bench` and the log of the first loader that is slow for it.
     "compiled loops": "fastload was installed without its compiled loops, so it decodes and crops images on the CPU at "
     "half to two thirds of the rate: install a C compiler, then fastload again.",
@@ -73,48 +111,18 @@ ADVICE = {
     "`--ignore-index NAME` says which means no class.",
     "panoptic": "Panoptic masks are there, too: `--masks panoptic` packs them.",
     "masks of objects": "Masks were not drawn: `--masks semantic` or `--masks instance` does.",
-    # The verdict on a loop (`doctor`, `bench`, `Meter`, `diagnose`): the change for a cause
-    "reading": "pack the files (fastload pack) and feed them with FastLoader, or put them on a faster disk",
-    "decoding": "decode once, with fastload pack, and feed the pixels with FastLoader",
-    "transform": "move this Python code to the device (fastload.transforms has crops, flips, colour, erasing), or make "
-    "it one call that frees the GIL",
+    # The verdict on a loop (`doctor`, `bench`, `Meter`, `diagnose`): changes that are not for a cause alone
     "transform on the CPU": "make this Python code cheaper: smaller images, or one call for all of it that frees the "
     "GIL",
     "transform by FastLoader": "pack the images (fastload pack), and let FastLoader transform them",
-    "collate": "return tensors of one shape and let torch's default_collate stack them, or use FastLoader, which fills "
-    "batches in place",
-    "hand-over": "return a few tensors a batch, not arrays or Python objects that are pickled; FastLoader passes slot "
-    "numbers",
     "hand-over as one": "hand each batch over as one tensor, and take it apart in the loop: it has {count} now",
-    "copy to the device": "copy while the step runs: pin_memory=True with .to(device, non_blocking=True), or "
-    "FastLoader(device=...)",
-    "worker start-up": "persistent_workers=True, so that workers live from epoch to epoch",
     "worker start-up once": "make it cheaper: import less in the script that workers import again, or judge a longer "
     "run",
-    "a slow sample now and then": "find out what is special about those samples, and pack, shrink or leave them out",
-    "lock contention": "read without the lock: a file packed by fastload is read by any number of threads or processes",
     "number of workers": "{name}={count} instead of {now}",
     "keep a copy": "ask for less, or keep a copy on this machine: {count} workers get no more than fewer do",
     "channels_last": "bring each batch's images into channels_last memory, in which this network takes less time",
-    # of batches without images, or with images of their own sizes
-    "reading without images": "read from a faster disk, or read more at once and keep it in memory",
-    "decoding without images": "decode once, and keep the result",
-    "collate without images": "return tensors of one shape and let torch's default_collate stack them",
-    "hand-over without images": "return a few tensors a batch, not arrays or Python objects that are pickled",
-    "copy to the device without images": "copy while the step runs: pin_memory=True with .to(device, "
-    "non_blocking=True)",
-    "transform without images": "make this Python code cheaper: work on whole batches, or one call for all of it that "
-    "frees the GIL",
-    "lock contention without images": "read without the lock: give each worker a file of its own, or read whole "
-    "batches at once",
-    # of a FastLoader
-    "reading of FastLoader": "a faster disk, more memory for the page cache, or smaller images (fastload pack --size)",
     "decoding of FastLoader": "run fastload pack again, with --store raw (rows are copied then, of about {times} times "
     "the bytes) or with a smaller --max-size{workers}; `fastload info FILE --stores` has the numbers",
-    "transform of FastLoader": "let the GPU do it (device='cuda'), give it more workers, or pack smaller images "
-    "(--size)",
-    "copy to the device of FastLoader": "keep the rows there: FastLoader(cache='device')",
-    "hand-over of FastLoader": "return fewer or smaller fields, each of one shape",
     # of a loop that waits for the network
     "keep on this machine": "keep the data on this machine",
     "more room": "give the cache room for more: Remote(max_bytes=...), of {room} now; the data are {size}, and {share} "

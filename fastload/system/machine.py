@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from fastload.timing.stopwatch import process_cpu_s
 
 _LINUX = sys.platform == "linux"
 _CGROUPS = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
 
 
 def available_cpus() -> int:
@@ -77,22 +79,23 @@ def which_end(samples: list[int], first: int, ended: Callable[[list[int]], str])
     return found
 
 
-def available_memory(cgroups: Path = _CGROUPS) -> int:
+def available_memory(cgroups: Path = _CGROUPS, meminfo: Path = _MEMINFO) -> int:
     """Returns the bytes that can be allocated without swapping: free on the machine, and within the cgroup's limit.
 
     Clean pages of files count as available: the kernel drops them when memory is asked for.
     """
-    available = _available_on_machine()
+    available = _available_on_machine(meminfo)
     # Version 2, and where the memory controller of version 1 is mounted.
     left = _left(cgroups, "memory.max", "memory.current", "inactive_file")
     left_v1 = _left(cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     return max(0, min(value for value in (available, left, left_v1) if value is not None))
 
 
-def _available_on_machine() -> int:
+def _available_on_machine(meminfo: Path) -> int:
     if _LINUX:
-        with open("/proc/meminfo") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+        kib = {name: int(size) for name, size in re.findall(r"^(\w+): +(\d+) kB$", meminfo.read_text(), re.MULTILINE)}
+        # Kernels before 3.14, and what some containers show in its place, have no MemAvailable.
+        return 1024 * kib.get("MemAvailable", kib.get("MemFree", 0) + kib.get("Cached", 0))
     import psutil  # packing on Linux does without it (tools/requirements-pack.txt)
 
     return int(psutil.virtual_memory().available)

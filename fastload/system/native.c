@@ -803,7 +803,7 @@ static const Layout LAYOUTS[] = {{62, 632, 0}, {80, 656, 1}};
 _Static_assert(sizeof(Decoder) >= 656, "a decoder has room for every layout");
 
 /* libjpeg's functions that are used; native.py hands over as many, in this order. */
-static struct {
+typedef struct {
     void *(*std_error)(Errors *);
     void (*create)(Decoder *, int, size_t);
     void (*destroy)(Decoder *);
@@ -815,9 +815,10 @@ static struct {
     void (*crop)(Decoder *, unsigned *, unsigned *);
     int (*finish)(Decoder *);
     void (*abort)(Decoder *);
-} libjpeg;
+} Functions;
 
-/* Of the library that is used; NULL: none is. */
+/* Of the library that is used; no layout: none is. */
+static Functions libjpeg;
 static const Layout *layout;
 
 /* Columns that are worth leaving out, and the fewest that are decoded then. */
@@ -892,16 +893,16 @@ static int is_new(const Errors *errors)
 }
 
 /* 0: the library has another interface, or there is no memory. */
-static int open_decoder(Decoder *info, Errors *errors, const Layout *expected)
+static int open_decoder(Decoder *info, Errors *errors, const Functions *functions, const Layout *expected)
 {
     info->err = errors;
-    libjpeg.std_error(errors);
+    functions->std_error(errors);
     errors->manager.error_exit = give_up;
     errors->manager.emit_message = no_warning;
     errors->manager.output_message = no_message;
     if (setjmp(errors->back))
         return 0;
-    libjpeg.create(info, expected->version, expected->size);
+    functions->create(info, expected->version, expected->size);
     errors->progress.progress_monitor = limit_scans;
     info->progress = &errors->progress;
     return 1;
@@ -979,18 +980,23 @@ EXPORT int fastload_native_version(void)
     return 7;
 }
 
-/* Decodes with these functions of libjpeg from now on; 0: they are old, or of another interface. Not for several threads. */
+/* Decodes with these functions of libjpeg from now on; 0: they are old, or of another interface, and nothing changes.
+ * Not while another thread calls it or decodes. */
 EXPORT int fastload_use_jpeg(void *const *functions)
 {
-    memcpy(&libjpeg, functions, sizeof libjpeg);
+    Functions given;
+    memcpy(&given, functions, sizeof given);
     for (size_t i = 0; i < sizeof LAYOUTS / sizeof *LAYOUTS; i++) {
         Decoder info;
         Errors errors;
-        if (!open_decoder(&info, &errors, LAYOUTS + i))
+        if (!open_decoder(&info, &errors, &given, LAYOUTS + i))
             continue;
-        libjpeg.destroy(&info);
-        layout = is_new(&errors) ? LAYOUTS + i : NULL;
-        return layout != NULL;
+        given.destroy(&info);
+        if (!is_new(&errors))
+            return 0;
+        libjpeg = given;
+        layout = LAYOUTS + i;
+        return 1;
     }
     return 0;
 }
@@ -1032,7 +1038,7 @@ EXPORT int fastload_place(const uint8_t *flat, const int64_t *table, int64_t cou
         if (table[FACTOR]) {
             if (!layout)
                 continue;
-            if (!opened && !(opened = open_decoder(&info, &errors, layout)))
+            if (!opened && !(opened = open_decoder(&info, &errors, &libjpeg, layout)))
                 goto end;
             int64_t begun_ns = now_ns();
             int decoded = decode_window(&info, &errors, &decoded_memory, flat + table[BEGIN], table[BYTES],

@@ -13,7 +13,9 @@ import importlib.metadata
 import logging
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,16 @@ _JPEG_FUNCTIONS = (
 @functools.cache
 def decodes_jpeg() -> bool:
     """Whether images are decoded here, too: Pillow or the system has a shared libjpeg-turbo, 2.1.5 or newer."""
+    # Of threads that ask at once, one looks: a library must not be taken while another thread decodes already.
+    with _looking:
+        return _finds_jpeg()
+
+
+_looking = threading.Lock()
+
+
+@functools.cache
+def _finds_jpeg() -> bool:
     return library() is not None and any(map(_uses_jpeg, _libjpegs()))
 
 
@@ -133,18 +145,28 @@ def why_slow(has_jpegs: Callable[[], bool]) -> str:
 _said = False
 
 
-def say_once(why: str) -> None:
-    """Logs why images are made slowly, as a warning: once a process, and not in processes that it starts."""
+def say_once(why: Callable[[], str]) -> None:
+    """Logs why images are made slowly, as a warning: once a process, and not in processes that it starts.
+
+    `why` returns it, "" where they are not, and is not called where nothing would be logged.
+    """
     global _said
-    if why and not _said and multiprocessing.parent_process() is None:
+    if _said or multiprocessing.parent_process() is not None:
+        return
+    if text := why():
         _said = True
-        _log.warning("%s", why)
+        _log.warning("%s", text)
 
 
-def said_elsewhere() -> None:
-    """Says that somebody shows `why_slow` in a place of its own, so that `say_once` need not."""
+@contextmanager
+def said_elsewhere() -> Iterator[None]:
+    """Within it `say_once` logs nothing, since somebody shows `why_slow` in a place of its own."""
     global _said
-    _said = True
+    before, _said = _said, True
+    try:
+        yield
+    finally:
+        _said = before
 
 
 def _libjpegs() -> Iterable[str]:

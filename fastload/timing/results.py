@@ -155,7 +155,7 @@ class Measured:
         num_steps: number of all steps.
         elapsed_s: seconds from asking for the first batch to the end.
         samples_per_s: mean rate over that time.
-        epochs_s: when the first batch of each epoch was asked for, on the clock of `Step.begin_s`.
+        epochs_s: when the first batch of each epoch was asked for, on the clock of `begin_s` of `steps`.
         lanes: of a script, when its loops and its longest calls went on.
         run_s: seconds of the script's run, from which `lanes` count; 0: there was no script.
         stages: mean cost of a batch by stage of `STAGES`, in the threads or processes that did the work.

@@ -30,6 +30,7 @@ from fastload.inspection.preview import make_preview
 from fastload.inspection.shuffle_quality import measure_shuffles
 from fastload.inspection.verify import verify_file
 from fastload.pack.index import index_files
+from fastload.prefetch.inputs import PackedInput
 from fastload.profiling.bench.benchmark import run_bench
 from fastload.profiling.bench.subject import BenchOptions
 from fastload.profiling.tune.candidates import TuneOptions
@@ -95,6 +96,16 @@ def test_info_of_an_index_fetches_headers_and_no_pixels(url, range_server):
     gets = [one["path"] for one in range_server.log() if one["method"] == "GET"]
     assert {*gets} == {"/out.h5", "/s0.h5", "/s1.h5", "/s2.h5"} and all(gets.count(path) <= 2 for path in gets)
     assert json.loads(json.dumps(found.to_dict()))["path"] == url
+
+
+def test_whether_there_may_be_jpegs_takes_no_request(url, range_server):
+    varied_file(range_server.folder / "v0.h5")
+    index_files([range_server.folder / "v0.h5"], range_server.folder / "varied.h5")
+    data = PackedInput(PackedDataset(f"{range_server.url}/varied.h5"))
+    before = len(range_server.log())
+    assert data.seems_to_have_jpegs() and len(range_server.log()) == before
+    assert data.has_jpegs() and len(range_server.log()) > before
+    assert not PackedInput(PackedDataset(url)).seems_to_have_jpegs(), "images of one size are pixels"
 
 
 def test_info_of_a_file_shows_its_chunks_by_three_requests(large, range_server):

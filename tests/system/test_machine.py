@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
 from fastload.system.machine import available_memory, process_exists
 
@@ -26,6 +27,15 @@ def test_memory_is_what_the_machine_has_or_the_limit_of_a_cgroup_less_what_is_he
         assert available_memory(cgroups) == 2_500_000
         (folder / used).write_text("7000000\n")
         assert available_memory(cgroups) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/meminfo")
+def test_memory_without_memavailable_is_what_is_free_and_what_is_cached(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:    9000 kB\nMemFree:     300 kB\nCached:     4 kB\nHugePages_Total:    0\n")
+    assert available_memory(tmp_path, meminfo) == 304 * 1024
+    meminfo.write_text(f"{meminfo.read_text()}MemAvailable:    500 kB\n")
+    assert available_memory(tmp_path, meminfo) == 500 * 1024
 
 
 def test_a_process_exists_until_its_parent_has_its_exit_code():

@@ -327,6 +327,9 @@ def test_a_libjpeg_of_another_interface_or_too_old_is_not_used(tmp_path):
     words = [sys.executable, "-c", code, *map(str, paths), "libm.so.6", str(tmp_path / "none.so")]
     said = subprocess.run(words, env=child_environment(), capture_output=True, text=True, check=True).stdout
     assert said.strip() == str([*expected.values(), False, False])
+    if native.decodes_jpeg():  # here none is taken that is refused, in the place of the one in use
+        assert not any(native._uses_jpeg(str(paths[number])) for number in (2, 3))
+        assert shown(jpeg(photo(40, 50, 3, 0), quality=90), (40, 50, 3), (0, 0, 40, 50))[1]
 
 
 def test_a_library_of_another_release_is_not_used(monkeypatch, caplog):

@@ -42,9 +42,8 @@ class BenchResult:
     command: str  # that repeats the measurement
     options: BenchOptions  # as given
     batch_size: int  # samples in a batch
-    # num_samples, image_shape: of the data; (C, H, W), 0 where images differ
-    num_samples: int
-    image_shape: tuple[int, int, int]
+    num_samples: int  # of the data
+    image_shape: tuple[int, int, int]  # (C, H, W), 0 where images differ
     crop: tuple[int, int] | None = None  # (height, width) of the random crop of each image; None: no crop
     alone: AloneFigures | None = None  # the loader alone
     loop: LoopFigures | None = None  # the training loop

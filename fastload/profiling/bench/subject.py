@@ -100,11 +100,10 @@ class Subject:
         data = PackedInput(self.dataset)
         self.crop = crop_for(data, options.size)
         # The loader checks its options, so wrong ones fail before anything is measured.
-        native.said_elsewhere()  # the results say it
         self._loader: FastLoader | None = self.loader()
         self.device = torch.device(options.device or "cpu")
         on_cpu = data.ragged or (self.crop is not None and self.device.type == "cpu")
-        self.why_slow = native.why_slow(data.has_jpegs) if on_cpu else ""
+        self.why_slow = native.why_slow(data.seems_to_have_jpegs) if on_cpu else ""
         self.image_shape = data.image_spec()[0]
 
     def network_use(self, since_s: float) -> NetworkUse | None:
@@ -120,17 +119,18 @@ class Subject:
     def loader(self, dataset: PackedDataset | None = None, *, workers: int | None = None) -> FastLoader:
         """Returns a new loader of the file, or of another dataset, optionally with another number of workers."""
         options = self.options
-        return FastLoader(
-            dataset or self.dataset,
-            self.batch_size,
-            shuffle=options.shuffle,
-            seed=options.seed,
-            share=None,
-            workers=workers or options.workers,
-            device=options.device,
-            # A dataset with a Python transform crops in that transform.
-            transform=() if self.crop is None or (dataset is not None and dataset.transform) else (self.crop,),
-        )
+        with native.said_elsewhere():  # the results say it
+            return FastLoader(
+                dataset or self.dataset,
+                self.batch_size,
+                shuffle=options.shuffle,
+                seed=options.seed,
+                share=None,
+                workers=workers or options.workers,
+                device=options.device,
+                # A dataset with a Python transform crops in that transform.
+                transform=() if self.crop is None or (dataset is not None and dataset.transform) else (self.crop,),
+            )
 
     def shared_loader(self) -> FastLoader:
         """Returns the loader that all warm passes use."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastload.profiling.verdict.demands import PACKED, Costs, Demands
 from fastload.profiling.verdict.network import network_changes, network_facts, network_rate
 from fastload.profiling.verdict.replacement import to_type
-from fastload.system.advice import ADVICE, advice
+from fastload.system.advice import CHANGES, advice
 from fastload.system.text import seconds_text, share_text
 from fastload.timing.network import NetworkUse
 from fastload.timing.results import NETWORK, WAITING, Verdict
@@ -56,8 +56,8 @@ def change_for(cause: str, demands: Demands, workers: int) -> str:
     if cause == "hand-over" and demands.as_one_tensor is not None and demands.tensors > 1:
         return advice("hand-over as one", count=demands.tensors)
     # Batches without images, or of images of their own sizes in a list: a FastLoader would not give the same ones.
-    if not demands.images and not demands.is_fastload and f"{cause} without images" in ADVICE:
-        return advice(f"{cause} without images")
+    if not demands.images and not demands.is_fastload and f"{cause} without images" in CHANGES:
+        return CHANGES[f"{cause} without images"]
     if cause == "transform" and demands.packs_transform:
         return advice("transform by FastLoader")
     if cause == "transform" and not demands.is_fastload and not demands.on_device:
@@ -65,7 +65,7 @@ def change_for(cause: str, demands: Demands, workers: int) -> str:
     if demands.compression_ratio and cause == "decoding":  # of rows that FastLoader decodes itself
         more_workers = ", or give it more workers" if demands.workers < demands.cpus else ""
         return advice("decoding of FastLoader", times=f"{demands.compression_ratio:.2g}", workers=more_workers)
-    return advice(f"{cause} of FastLoader" if demands.is_fastload and cause in _OF_FASTLOADER else cause)
+    return CHANGES[f"{cause} of FastLoader" if demands.is_fastload and cause in _OF_FASTLOADER else cause]
 
 
 def how_to(cause: str, demands: Demands, workers: int) -> str:

@@ -13,6 +13,7 @@ from fastload.profiling.verdict import CAUSES, Demands, judge
 from fastload.profiling.verdict.demands import costs_of
 from fastload.profiling.verdict.loop_model import FastLoaderCosts, FormatCosts, WorkerCosts
 from fastload.profiling.verdict.replacement import PlainLoader, to_type
+from fastload.profiling.verdict.sentences import OTHER_PROGRAMS, change_for
 from fastload.timing.results import WAITING, BatchWork, Step, Work
 
 STAGES = ("reading", WAITING, "decoding", "transform", "collate", "hand-over")
@@ -365,3 +366,8 @@ def test_a_run_so_short_that_it_is_the_loaders_start_is_not_called_compute():
     assert "judge one of 100 steps" in verdict.sentence and "400 ms" in verdict.sentence
     fed = replace(short, steps=(first, *later), epochs=())
     assert judge(fed).cause == "compute"
+
+
+def test_a_cause_that_no_change_removes_has_none():
+    with pytest.raises(KeyError, match=OTHER_PROGRAMS):
+        change_for(OTHER_PROGRAMS, demands(wait=45), 0)

@@ -1,8 +1,8 @@
-"""What verdicts advise is tried: it is accepted by what it names, and a loop that it was done to is not told it again.
+"""What verdicts advise: a loop whose cost is gone is not told it again, and what the words name is there.
 
-The loops are made of figures, as in `test_judge`: how much a change gains in time is looked at there and in
-`test_predictions`, and on real scripts in tests/profiling/doctor. Here is looked at what the words say: arguments exist
-and can be given, commands run with the options that are named, calls give the batches that they promise.
+Most of it is modelled: the loops are figures, as in `test_judge`, and the change is made to the figures. What is typed
+for a change (arguments, calls, options of commands) is typed here, and does what it promises. How much a change gains
+in time is looked at in `test_judge` and `test_predictions`, and on real scripts in tests/profiling/doctor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from advised import given, hear, tried, tries
+from advised import given, hear, modelled, models, tries
 from click.testing import CliRunner
 from test_judge import MS, demands
 from torch.utils.data import DataLoader, TensorDataset
@@ -66,6 +66,7 @@ SLEEPING = waits(transform=(4, 0), **{WAITING: (0, 96)})
 FEW = demands(wait=30, workers=0, reading=(1, 2), decoding=(13, 0), transform=(14, 0), compute=30)
 STARTED = demands(wait=45, transform=(3, 0), startups=(600,) * 4)
 COMPUTING = replace(demands(wait=1, compute=50, transform=(1, 0)), step_running_s=0.08)
+SLOW_IN_ITS_FORMAT = replace(COMPUTING, by_format=FormatCosts(0.040, 0.025, 0.002))
 LISTED = PlainLoader(transforms=("Resize(8)",), lists_transforms=True)
 
 
@@ -80,38 +81,38 @@ def of_fastloader(workers=8, **stages):
 @pytest.mark.parametrize(
     ("names", "loop"),
     [
-        tried("reading", of=READING),
-        tried("decoding", of=DECODING),
-        tried("transform", of=TRANSFORM),
-        tried("transform on the CPU", of=replace(TRANSFORM, step_running_s=5 * MS)),
-        tried(
+        modelled("reading", of=READING),
+        modelled("decoding", of=DECODING),
+        modelled("transform", of=TRANSFORM),
+        modelled("transform on the CPU", of=replace(TRANSFORM, step_running_s=5 * MS)),
+        modelled(
             "transform by FastLoader",
             of=replace(TRANSFORM, by_fastloader=FastLoaderCosts(Work(MS)), keeps_transform=False, plain=LISTED),
         ),
-        tried("collate", of=COLLATE),
-        tried("hand-over", of=HANDED),
-        tried("hand-over as one", of=replace(HANDED, tensors=40, as_one_tensor=WorkerCosts(Work(20 * MS), 2 * MS))),
-        tried("copy to the device", of=COPIED),
-        tried("worker start-up", "type persistent workers", of=STARTED),
-        tried("worker start-up once", of=demands(wait=45, transform=(3, 0), startups=(2400,))),
-        tried("a slow sample now and then", of=waits(transform=(92, 0), slow=88)),
-        tried("lock contention", of=LOCKED),
-        tried("number of workers", "type number of workers", of=FEW),
-        tried("type workers that wait", of=SLEEPING),
-        tried("keep a copy", of=replace(SLEEPING, waits_shared=True)),
-        tried("channels_last", "type channels_last", of=replace(COMPUTING, by_format=FormatCosts(0.040, 0.025, 0.002))),
-        tried("reading without images", of=without_images(READING)),
-        tried("decoding without images", of=without_images(DECODING)),
-        tried("transform without images", of=without_images(TRANSFORM)),
-        tried("collate without images", of=without_images(COLLATE)),
-        tried("hand-over without images", of=without_images(HANDED)),
-        tried("copy to the device without images", of=without_images(COPIED)),
-        tried("lock contention without images", of=without_images(LOCKED)),
-        tried("reading of FastLoader", of=of_fastloader(wait=45, reading=(1, 90))),
-        tried("transform of FastLoader", of=of_fastloader(wait=45, transform=(90, 0))),
-        tried("copy to the device of FastLoader", of=of_fastloader(wait=1, copy=40, transform=(3, 0))),
-        tried("hand-over of FastLoader", of=replace(HANDED, is_fastload=True)),
-        tried(
+        modelled("collate", of=COLLATE),
+        modelled("hand-over", of=HANDED),
+        modelled("hand-over as one", of=replace(HANDED, tensors=40, as_one_tensor=WorkerCosts(Work(20 * MS), 2 * MS))),
+        modelled("copy to the device", of=COPIED),
+        modelled("worker start-up", "type persistent workers", of=STARTED),
+        modelled("worker start-up once", of=demands(wait=45, transform=(3, 0), startups=(2400,))),
+        modelled("a slow sample now and then", of=waits(transform=(92, 0), slow=88)),
+        modelled("lock contention", of=LOCKED),
+        modelled("number of workers", "type number of workers", of=FEW),
+        modelled("type workers that wait", of=SLEEPING),
+        modelled("keep a copy", of=replace(SLEEPING, waits_shared=True)),
+        modelled("channels_last", "type channels_last", of=SLOW_IN_ITS_FORMAT),
+        modelled("reading without images", of=without_images(READING)),
+        modelled("decoding without images", of=without_images(DECODING)),
+        modelled("transform without images", of=without_images(TRANSFORM)),
+        modelled("collate without images", of=without_images(COLLATE)),
+        modelled("hand-over without images", of=without_images(HANDED)),
+        modelled("copy to the device without images", of=without_images(COPIED)),
+        modelled("lock contention without images", of=without_images(LOCKED)),
+        modelled("reading of FastLoader", of=of_fastloader(wait=45, reading=(1, 90))),
+        modelled("transform of FastLoader", of=of_fastloader(wait=45, transform=(90, 0))),
+        modelled("copy to the device of FastLoader", of=of_fastloader(wait=1, copy=40, transform=(3, 0))),
+        modelled("hand-over of FastLoader", of=replace(HANDED, is_fastload=True)),
+        modelled(
             "decoding of FastLoader",
             of=replace(of_fastloader(4, wait=45, decoding=(90, 0)), compression_ratio=5.0),
         ),
@@ -135,12 +136,12 @@ SMALL = {"busy_s": 50.0, "room_bytes": 500 * MIB}
     ("names", "case"),
     [
         # what was measured, and what it is once the advice is followed
-        tried("more requests", of=({}, {"in_flight": 512, "allowed": 512.0})),
-        tried("fewer requests", of=({"refused": 10}, {"refused": 0})),
-        tried("share of a node", of=({"nodes": 4}, {"nodes": 4, "by_node": True})),
-        tried("more room", of=({**SMALL, "again": 40}, {**SMALL, "again": 0, "room_bytes": 901 * MIB})),
-        tried("room for all", of=(SMALL, {**SMALL, "room_bytes": 901 * MIB})),
-        tried("nearer", "train on", of=({"busy_s": 50.0}, {"chunks": 0, "hits": 55, "busy_s": 0.0})),
+        modelled("more requests", of=({}, {"in_flight": 512, "allowed": 512.0})),
+        modelled("fewer requests", of=({"refused": 10}, {"refused": 0})),
+        modelled("share of a node", of=({"nodes": 4}, {"nodes": 4, "by_node": True})),
+        modelled("more room", of=({**SMALL, "again": 40}, {**SMALL, "again": 0, "room_bytes": 901 * MIB})),
+        modelled("room for all", of=(SMALL, {**SMALL, "room_bytes": 901 * MIB})),
+        modelled("nearer", "train on", of=({"busy_s": 50.0}, {"chunks": 0, "hits": 55, "busy_s": 0.0})),
     ],
 )
 def test_a_network_on_which_the_advice_was_followed_is_not_given_it_again(names, case):
@@ -157,7 +158,7 @@ def test_a_network_on_which_the_advice_was_followed_is_not_given_it_again(names,
         assert given(name, "; ".join(changes)) is None
 
 
-@tries("keep on this machine")
+@models("keep on this machine")
 def test_data_on_this_machine_have_no_network_to_wait_for():
     loop = waits(reading=(2, 0), **{NETWORK: (0, 90)})
     hear("keep on this machine", said(loop))
@@ -186,6 +187,7 @@ def samples():
     return TensorDataset(torch.arange(24.0).reshape(8, 3, 1, 1), torch.arange(8))
 
 
+@tries("type number of workers", "type workers that wait", "type persistent workers", "worker start-up")
 def test_arguments_of_a_dataloader_are_taken_as_advised(samples):
     plain = [batch[1].tolist() for batch in DataLoader(samples, 4)]
     how = [
@@ -195,6 +197,8 @@ def test_arguments_of_a_dataloader_are_taken_as_advised(samples):
         count = min(2, int(found["count"]))  # of sixteen
         typed = ADVICE["type number of workers"].format(count=count).replace("...", "samples, 4")
         assert [batch[1].tolist() for batch in eval(typed)] == plain
+    for name in ("type persistent workers", "worker start-up"):
+        hear(name, said(STARTED))
     typed = ADVICE["type persistent workers"].replace("...", "samples, 4, num_workers=1")
     loader = eval(typed)
     epochs = [[batch[1].tolist() for batch in loader] for _ in range(2)]
@@ -206,7 +210,10 @@ def test_arguments_of_a_dataloader_are_taken_as_advised(samples):
     assert {"pin_memory", "persistent_workers", "num_workers"} <= inspect.signature(DataLoader).parameters.keys()
 
 
+@tries("type channels_last", "channels_last")
 def test_images_come_into_channels_last_memory_as_advised():
+    for name in ("type channels_last", "channels_last"):
+        hear(name, said(SLOW_IN_ITS_FORMAT))
     images = torch.zeros(4, 3, 8, 8)
     names = {"images": images, "torch": torch}
     exec(ADVICE["type channels_last"].partition(",")[0], names)
@@ -259,7 +266,7 @@ def test_images_are_packed_smaller_as_advised(tmp_path, image_folder):
 # --- no verdict, or one without a cause -------------------------------------------------------------------------------
 
 
-@tries("end other programs", "slowed down", "few steps")
+@models("end other programs", "slowed down", "few steps")
 def test_a_loop_that_is_measured_again_alone_and_longer_gets_its_verdict():
     held = replace(waits(decoding=(90, 0)), others_cpus=1.9, step_runnable_s=0.04, step_running_s=0.01)
     hear("end other programs", said(held))
@@ -273,14 +280,14 @@ def test_a_loop_that_is_measured_again_alone_and_longer_gets_its_verdict():
     assert given("few steps", said(READING)) is None
 
 
-@tries("clock changed")
+@models("clock changed")
 def test_a_step_on_a_device_that_is_measured_again_does_not_contradict_itself():
     loop = replace(demands(wait=1, compute=50), timed_device=True, device_s=0.05, host_s=0.01, alone_s=0.02)
     hear("clock changed", said(loop))
     assert given("clock changed", said(replace(loop, alone_s=0.05))) is None
 
 
-@tries("longer run")
+@models("longer run")
 def test_a_run_that_is_as_long_as_advised_is_not_dominated_by_its_start():
     short = replace(demands(wait=20, transform=(1, 0), compute=40, startups=(1000, 0, 0)), persistent=True)
     count = int(hear("longer run", said(short))["count"].replace(",", ""))
@@ -309,7 +316,11 @@ def test_a_loader_that_does_not_say_what_it_waits_for_is_looked_into_as_advised(
 
 @pytest.mark.parametrize(
     ("names", "kind"),
-    [tried("DALI", of="nvidia.dali"), tried("FFCV", of="ffcv.loader"), tried("torchdata", of="torchdata.nodes")],
+    [
+        modelled("DALI", of="nvidia.dali"),
+        modelled("FFCV", of="ffcv.loader"),
+        modelled("torchdata", of="torchdata.nodes"),
+    ],
 )
 def test_other_loaders_have_the_arguments_that_are_advised(names, kind):
     """They are not installed here: benchmarks/peers runs them with these arguments, in environments of their own."""
@@ -338,7 +349,7 @@ def why(**facts):
     )
 
 
-@tries("more seconds", "without isolation", "no DataLoader", "no steps")
+@models("more seconds", "without isolation", "no DataLoader", "no steps")
 def test_a_script_that_follows_what_is_advised_is_measured(samples):
     hear("more seconds", why(interrupted=True, seconds=1.0, elapsed_s=1.1))
     assert "--seconds" not in why(interrupted=True, seconds=60.0, elapsed_s=1.1), "it has the time"

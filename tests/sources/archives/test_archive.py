@@ -282,7 +282,8 @@ def test_a_tar_that_goes_on_behind_damage_or_its_end_is_refused(tmp_path: Path) 
     header[148:156] = b"%06o\0 " % (sum(header[:148]) + 256 + sum(header[156:]))
     data[1024:1536] = header
     (tmp_path / "x.tar").write_bytes(data)
-    refused("damaged", tmp_path / "x.tar")
+    # Of tarfile since CPython's gh-130577 (CVE-2025-8194), which ends its list at such a header, the latter.
+    refused(r"damaged (or cut short \(2.jpg has the size -256\)|at byte 1024)", tmp_path / "x.tar")
 
 
 @pytest.mark.parametrize(
