@@ -408,7 +408,7 @@ class FastLoader:
 
     @property
     def echo(self) -> Echo:
-        """How often each batch is used: the argument `echo`."""
+        """The argument `echo`, which says how often each batch is used."""
         echo: Echo = self._given["echo"]
         return echo
 

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
     parser.add_argument("--predict", nargs="+", default=(), metavar="IMAGE", help="name the classes of these images")
     args = parser.parse_args()
-    packed, checkpoint = (Path(f"{args.folder.resolve()}.{suffix}") for suffix in ("h5", "pt"))
+    packed, checkpoint = (Path(f"{args.folder.absolute()}.{suffix}") for suffix in ("h5", "pt"))
     if not packed.exists():
         pack_images(args.folder, packed, mode="rgb")  # gray images get three channels, too
     dataset = PackedDataset(packed)
