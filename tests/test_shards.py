@@ -134,7 +134,7 @@ def test_a_shard_that_is_not_the_one_is_an_error_before_its_first_row(tmp_path):
     with pytest.raises(MissingFileError, match=r"out.h5: its shard s1.h5 is missing"):
         read([0, 6])
     shard(files[1], 6, seed=9)
-    with pytest.raises(FileChangedError, match=r"shard s1.h5 is not the one"):
+    with pytest.raises(FileChangedError, match=r"shard s1.h5 is not the file that"):
         read([0, 6])
     files[1].write_bytes(good[:-100])
     with pytest.raises((FileChangedError, FormatError), match=r"s1.h5"):

@@ -258,7 +258,9 @@ def test_the_cache_is_cleared_and_bounded_as_advised(packed_copy, tmp_path, monk
         found = hear("clear cache", run("cache", "verify", code=1).stdout)
         run("cache", "clear", found["url"])
         assert "holds no dataset" in run("cache", "verify").stdout + run("cache", "list").stdout
-        assert fastload.PackedDataset(url)[0] is not None
+        again = fastload.PackedDataset(url)
+        assert again[0] is not None
+        again.file.remote.close()
 
 
 READ = "import sys, h5py; print(h5py.File(sys.argv[1])['images'][0].sum())"

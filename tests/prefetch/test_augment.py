@@ -310,5 +310,5 @@ def test_what_scripts_pass_on_is_taken(packed):
 
 @pytest.mark.parametrize("transform", [[RandomHorizontalFlip()], RandomHorizontalFlip(), RandomHorizontalFlip])
 def test_a_batch_transform_is_no_transform_of_a_sample(packed, transform):
-    with pytest.raises(OptionError, match=r"given to FastLoader\(transform="):
+    with pytest.raises(OptionError, match=r"to FastLoader\(transform="):
         PackedDataset(packed, transform=transform)

@@ -214,7 +214,7 @@ def test_arrays_are_checked_before_they_are_read(exported):
     refused(r"fields\.npz: damaged", exported)
     arrays = dict(np.load(io.BytesIO(whole)))
     np.savez(exported / FIELDS, **arrays | {"boxes": np.array([{}] * N, dtype=object)})
-    refused(r"fields\.npz: damaged, or not the one.*Python objects", exported)
+    refused(r"fields\.npz: damaged, or not the file.*Python objects", exported)
     np.savez(exported / FIELDS, **arrays | {"split": np.full(N, 3, np.uint8)})
     refused("split 3, of 1 that have names", exported)
     for boxes in (np.zeros((N, 2**20), np.float32), arrays["boxes"].astype(np.int32)):
@@ -222,4 +222,4 @@ def test_arrays_are_checked_before_they_are_read(exported):
         refused(r"`boxes` is .*fastload.json says float32 \(12, 2, 4\)", exported)
     with zipfile.ZipFile(exported / FIELDS, "w") as archive:
         archive.writestr("boxes.npy", bytes(2**20))
-    refused(r"fields\.npz: damaged, or not the one.*not an \.npy array", exported)
+    refused(r"fields\.npz: damaged, or not the file.*not an \.npy array", exported)
