@@ -214,7 +214,8 @@ def measure_kill(subject: Subject, step: TrainingStep, fault: Fault) -> KillFigu
                     found.pid, killed_s = pid, time.perf_counter()
                     os.kill(pid, signal.SIGKILL)
         except WorkerError as exc:
-            found.error, found.error_after_s = str(exc), time.perf_counter() - killed_s
+            found.error_after_s = time.perf_counter() - killed_s
+            found.error = str(exc).replace(dataset.file.name, dataset.file.path.name)  # figures name no folder
         loader.load_state_dict(loader.state_dict())
         begin = time.perf_counter()
         for batch in loader if found.error else ():
