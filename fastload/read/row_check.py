@@ -209,15 +209,16 @@ class RowCheck:
     ) -> NDArray[np.uint64]:
         """Copies a batch's pixels; returns the digests of those that are due, uint64 (len(due),)."""
         all_due = len(due) == len(rows) and all(name in outs for name in self._pixels)
-        if not all_due:
-            for name in outs.keys() & set(self._pixels):
-                sources[name].gather(rows, {name: outs[name]})
         addresses, lengths = list[NDArray[np.int64]](), list[int]()
         for name in self._pixels:
-            source = sources[name]
+            source, row_bytes = sources[name], self._file.fields[name].row_bytes
             assert isinstance(source, MappedRows), "see `_is_hashed_in_c`"
-            addresses.append(source.addresses(name, rows[due]))
-            lengths.append(self._file.fields[name].row_bytes)
+            if all_due or name not in outs:
+                addresses.append(source.addresses(name, rows[due]))
+            else:  # what was copied, not what the file has by now
+                source.gather(rows, {name: outs[name]})
+                addresses.append(as_rows(outs[name]).ctypes.data + row_bytes * due)
+            lengths.append(row_bytes)
         return native.digests(addresses, lengths, [as_rows(outs[name]) for name in self._pixels] if all_due else None)
 
     def _parts(self, count: int, num_due: int, sources: Sources) -> list[slice]:

@@ -283,7 +283,10 @@ def _append(
     except SourceError as exc:
         more.unlink()
         journal_path(more).unlink()
-        differences = str(exc).removeprefix("Files that differ cannot be merged: ").partition(". Pack both")[0]
+        differences = (
+            str(exc).removeprefix("Files that differ cannot be merged: ").partition(". Pack both")[0]
+        differences = differences.rstrip(".")
+        )
         raise SourceError(
             f"{source}: its samples do not fit {output}: {differences.replace(str(more), str(source))}. Bring "
             f"them to the same form, or pack both together."

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastload.errors import FileChangedError, MissingFileError, OptionError
+from fastload.errors import DamagedRowError, FileChangedError, MissingFileError, OptionError
 from fastload.format.header import read_header
 from fastload.format.ragged import Column
 from fastload.read.reader import RowReader, image_axes
+from fastload.system import native
 from sample_files import write_packed
 
 N = 37
@@ -154,3 +155,21 @@ def test_axes_of_foreign_images_follow_from_their_shape(tmp_path):
     axes = {(7, 5, 3): "HWC", (3, 7, 5): "CHW", (7, 5): "HW", (1, 7, 4): "HWC", (1, 28, 28): "CHW"}
     found = {shape: image_axes(read_header(foreign(tmp_path, "x", images(shape=shape)))) for shape in axes}
     assert found == axes
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_of_a_batch_some_of_whose_rows_were_compared_before_the_others_are(tmp_path, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(native, "library", lambda: None)
+    data = np.random.default_rng(0).integers(0, 256, (8, 9, 10, 3), np.uint8)
+    path = write_packed(tmp_path / "a.h5", data)
+    with h5py.File(path, "r+") as file:
+        file["images"][5, 0, 0, 0] ^= 1
+    reader = RowReader(read_header(path), ["images"], check="first")
+    out = {"images": np.empty((3, *data.shape[1:]), np.uint8)}
+    for rows in ([0, 1, 1], [1, 2, 0], [2, 3, 3]):
+        reader.gather(np.array(rows), out)
+        assert np.array_equal(out["images"], data[rows])
+    with pytest.raises(DamagedRowError, match="row 5"):
+        reader.gather(np.array([1, 5, 2]), out)
+    reader.close()
