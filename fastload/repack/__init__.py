@@ -283,13 +283,11 @@ def _append(
     except SourceError as exc:
         more.unlink()
         journal_path(more).unlink()
-        differences = (
-            str(exc).removeprefix("Files that differ cannot be merged: ").partition(". Pack both")[0]
-        differences = differences.rstrip(".")
-        )
+        differences = str(exc).removeprefix("Files that differ cannot be merged: ").partition(". Pack both")[0]
+        differences = differences.replace(str(more), str(source)).rstrip(".")
         raise SourceError(
-            f"{source}: its samples do not fit {output}: {differences.replace(str(more), str(source))}. Bring "
-            f"them to the same form, or pack both together."
+            f"{source}: its samples do not fit {output}: {differences}. Bring them to the same form, or pack both "
+            f"together."
         ) from exc
     added = packed.num_samples
     job = replace(
