@@ -25,12 +25,13 @@ from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import PIXEL_FIELDS, Field, FileIdentity, PackedFile, read_header, with_digests
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
-from fastload.read.identity import check_path, is_unchanged, sample_name
+from fastload.read.fields import forms_of_samples, image_axes, text_fields, with_counts
+from fastload.read.identity import check_path, is_unchanged
 from fastload.read.linear import Read
-from fastload.read.readahead import ReadAhead, open_read_ahead
-from fastload.read.reader import RowReader, forms_of_samples, image_axes, text_fields, with_counts
+from fastload.read.readahead import ReadAhead
 from fastload.read.row_check import Check
-from fastload.read.sharded import open_rows
+from fastload.read.row_errors import sample_name
+from fastload.read.rows import Rows, open_rows
 from fastload.remote.open_url import open_remote
 from fastload.remote.options import Remote, is_url
 from fastload.system.text import counted, object_html, object_text
@@ -124,7 +125,7 @@ class PackedDataset(Dataset[Any]):
         self.split = split
         self.transform = transform
         self.decode = decode
-        self._file: PackedFile | None = open_remote(self._url, remote) if self._url else _header_of(path)
+        self._file: PackedFile | None = self._opened(path)
         self.path = self._file.path  # of a URL, where its chunks are cached
         self._given = self._file.given
         self._identity, self._digest = self._file.identity, self._file.header_digest
@@ -139,7 +140,7 @@ class PackedDataset(Dataset[Any]):
         self.fields = _checked_fields(self._file, fields)
         self._read_mode: Read = "auto"
         self._window_chunks: int | None = None  # of a shuffle that is expected
-        self._reader: RowReader | None = None
+        self._reader: Rows | None = None
         _ = self.sample_transform  # says now which fields cannot follow it
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -151,6 +152,10 @@ class PackedDataset(Dataset[Any]):
     def fix(self) -> None:
         """Forbids setting attributes from now on: a loader has read them."""
         self._in_loader = True
+
+    def _opened(self, path: str | Path) -> PackedFile:
+        """Returns the header of what a path or URL leads to."""
+        return open_remote(self._url, self._remote) if self._url else _header_of(path)
 
     @property
     def file(self) -> PackedFile:
@@ -321,7 +326,7 @@ class PackedDataset(Dataset[Any]):
             self._window_chunks, self._reader = chunks, None
 
     def reading(self, read: Read) -> PackedDataset:
-        """Returns the same dataset with another way to read, see `RowReader`."""
+        """Returns the same dataset with another way to read, see `Files`."""
         return self._with(_read_mode=read)
 
     def checking(self, check: CheckOption) -> PackedDataset:
@@ -346,7 +351,7 @@ class PackedDataset(Dataset[Any]):
                     f"compare with. Leave check out, or `fastload repack {typed(self.path)} OUT.h5`."
                 )
             return
-        if self.check is None and check is not None and self.file.shards is None:  # shards: when read
+        if self.check is None and check is not None and self.file.is_whole:  # shards: when read
             self._file = with_digests(self.file)
             self._digests = self._file.digests
         vars(self)["check"] = "first" if check == "auto" else check
@@ -407,7 +412,7 @@ class PackedDataset(Dataset[Any]):
         return [lists[name] if name in lists else arrays[name] for name in self.fields]
 
     def _gathered(
-        self, reader: RowReader, rows: NDArray[np.int64], arrays: dict[str, NDArray[Any]], varied: Sequence[str]
+        self, reader: Rows, rows: NDArray[np.int64], arrays: dict[str, NDArray[Any]], varied: Sequence[str]
     ) -> dict[str, list[Any]]:
         """Reads rows into arrays, and returns the fields that arrays cannot hold: texts, and rows of varying size."""
         if not varied and not self.text_fields:
@@ -421,10 +426,10 @@ class PackedDataset(Dataset[Any]):
         return reader.within(rows, read)
 
     def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> ReadAhead:
-        """Returns a `ReadAhead` for rows of this dataset, with a file descriptor of its own; the caller closes it."""
+        """Returns a `ReadAhead` for rows of this dataset, which opens the files itself; the caller closes it."""
         rows = self.rows if isinstance(self.rows, range) else range(self.file.num_rows)
         names = with_counts(self.file, self._from_file)
-        return open_read_ahead(self.file, names, rows, chunk_rows=chunk_rows, recent_chunks=recent_chunks)
+        return ReadAhead(self.file, names, rows, chunk_rows=chunk_rows, recent_chunks=recent_chunks)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -550,7 +555,7 @@ class PackedDataset(Dataset[Any]):
         indices = np.where(indices < 0, indices + size, indices)
         return indices + self._range.start if self._selected is None else self._selected[indices]
 
-    def _open(self) -> RowReader:
+    def _open(self) -> Rows:
         if self._reader is None:
             # Two threads may both open a reader; garbage collection closes the slower one's.
             chunks = self._window_chunks
@@ -558,8 +563,8 @@ class PackedDataset(Dataset[Any]):
             self._reader = self.open_reader(self._read_mode, cache_chunks=cache_chunks, windows=chunks is not None)
         return self._reader
 
-    def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
-        """Returns a `RowReader` of this dataset's fields, with its options; the caller closes it."""
+    def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> Rows:
+        """Returns a reader of this dataset's fields; the caller closes it. Options: as for `open_rows`."""
         return open_rows(
             self.file,
             with_counts(self.file, self._from_file),
@@ -605,7 +610,7 @@ class PackedDataset(Dataset[Any]):
         texts = text_fields(self.file)
         return [name for name in self.fields if name in texts]
 
-    def texts(self, reader: RowReader, rows: NDArray[np.int64]) -> dict[str, list[Any]]:
+    def texts(self, reader: Rows, rows: NDArray[np.int64]) -> dict[str, list[Any]]:
         """Returns the texts of rows, by field; the reader has compared the rows, where they are to be."""
         return {name: reader.texts(name, rows) for name in self.text_fields}
 

@@ -22,7 +22,7 @@ from fastload.pack.pack_options import EncodingOption, Progress
 from fastload.pack.survey import Survey
 from fastload.read.checked import close_readers
 from fastload.read.columns import open_columns
-from fastload.read.sharded import open_rows
+from fastload.read.rows import open_rows
 from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Arrays, Masks
 from fastload.system.machine import available_cpus

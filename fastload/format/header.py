@@ -63,7 +63,7 @@ class Field:
     ragged: RaggedExtent | None = None
     # Of an index: whether `offset` is None only because the rows lie in several shards, back to back in each
     in_shards: bool = False
-    shard_bytes: tuple[int, ...] = ()  # of a ragged field of an index: the bytes of its rows in each shard
+    shard_bytes: tuple[int, ...] = ()  # of a ragged field: the bytes of its rows in each shard
     # Of labels that `PackedDataset.only` counts anew: number in the file -> number handed over, ascending; () as stored
     renumbered: tuple[tuple[int, int], ...] = ()
 
@@ -149,9 +149,9 @@ class PackedFile:
     seed: int  # seed of that shuffle
     identity: FileIdentity  # the file's identity when its header was read
     attrs: dict[str, Any]  # root attributes as plain Python values
+    shards: Shards  # the files that hold its rows: itself alone, or those that an index names
     # Names in a file of another program that are no field: groups, texts of any length, other numbers of rows
     left_out: tuple[str, ...] = ()
-    shards: Shards | None = None  # of an index; None for a file that holds its rows itself
     remote: RemoteFile | None = None  # where its rows are fetched from; None: they are in its files
     url: str = ""  # of a shard that is fetched
     given: str = ""  # the path as the user wrote it; empty: `path`
@@ -167,9 +167,19 @@ class PackedFile:
         return hash((self.path, self.identity))
 
     @property
+    def is_index(self) -> bool:
+        """Whether other files hold its rows; a file that holds them itself is its only shard."""
+        return self.path.name not in self.shards.names
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file itself holds its rows, and all of them are there: it is no index and not remote."""
+        return self.remote is None and not self.is_index
+
+    @property
     def files(self) -> list[Path]:
         """The files that hold its rows: itself, or its shards."""
-        return [self.path.parent / name for name in self.shards.names] if self.shards else [self.path]
+        return [self.path.parent / name for name in self.shards.names]
 
 
 def read_header(path: str | Path) -> PackedFile:
@@ -196,18 +206,20 @@ def read_header(path: str | Path) -> PackedFile:
                 columns = {name: file[name] for name in fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS)}
                 values = repaired_splits(columns, file["digest_fields"], len(names))
             splits = valid.splits(path, values, names, packed=packed)
-        digest = attrs.get("header_digest") if packed else None
+        digest = (attrs.get("header_digest") if packed else None) or header_digest(file)
+        main = fields.get("images", next(iter(fields.values())))
         return PackedFile(
             path=path,
             version=version,
             num_rows=num_rows,
             fields=fields,
             splits=splits,
-            header_digest=digest or header_digest(file),
+            header_digest=digest,
             shuffled=packed and bool(attrs.get("shuffled", False)),
             seed=attrs.get("seed", 0) if packed else 0,
             identity=identity,
             attrs=attrs,
+            shards=Shards.of_file(path.name, digest, num_rows, identity.size, main.offset, main.chunk_rows),
             left_out=tuple(str(name) for name in islice(file, MOST_READ // 2) if name not in fields),
         )
 
@@ -259,12 +271,14 @@ def _field_of_index(name: str, said: dict[str, Any], num_rows: int) -> Field:
 
 
 def read_shard(index: PackedFile, number: int) -> PackedFile:
-    """Returns the header of a shard of an index, read once as long as the file stays the same.
+    """Returns the header of a shard, read once as long as the file stays the same; of a file of its own that itself.
 
     Raises:
         MissingFileError, FormatError: it is missing, cannot be read, or leads out of the index's folder.
         FileChangedError: it is not the file that the index was made of.
     """
+    if index.is_whole:
+        return index
     known = _shard_headers.setdefault(index, {})
     if (found := known.get(number)) is not None:
         moved = index.remote is not None and found.path != index.remote.path(number)
@@ -308,7 +322,6 @@ _shard_headers: weakref.WeakKeyDictionary[PackedFile, dict[int, PackedFile]] = w
 
 def _read_shard(index: PackedFile, number: int) -> PackedFile:
     shards = index.shards
-    assert shards is not None, "an index"
     name, folder = shards.names[number], index.path.absolute().parent
     if not is_below(path := folder / name, folder):
         raise FormatError(f"{index.path}: its shard {name} is a link that leaves the folder; refused as unsafe.")
@@ -463,4 +476,4 @@ def _field(path: Path, name: str, item: h5py.Dataset, packed: bool, file_bytes: 
         raise bad(path, name, f"does not lie in one piece. {CHANGED}")
     extent = RaggedExtent(result.offset, int(item.shape[0]), result.chunks[0], ragged_rows)
     shape, dtype = tuple(attrs.pop("row_shape")), np.dtype(attrs.pop("row_dtype")).newbyteorder("<")
-    return replace(result, dtype=dtype, shape=shape, offset=None, ragged=extent)
+    return replace(result, dtype=dtype, shape=shape, offset=None, ragged=extent, shard_bytes=(extent.num_bytes,))

@@ -7,7 +7,7 @@ the file.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,8 +94,8 @@ class RaggedIndex:
     def __len__(self) -> int:
         return len(self.offset)
 
-    def part(self, rows: slice | NDArray[Any]) -> RaggedIndex:
-        return RaggedIndex(**{name: values[rows] for name, values in vars(self).items()})
+    def part(self, rows: slice | NDArray[Any]) -> Self:
+        return type(self)(**{name: values[rows] for name, values in vars(self).items()})
 
     def datasets(self, field: str) -> dict[str, tuple[NDArray[Any], dict[str, Any]]]:
         """Returns the datasets of the index of "images" or "masks" by name: values and attributes."""

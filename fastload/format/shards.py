@@ -1,6 +1,7 @@
-"""The index of a dataset in shards: which packed files, its shards, make one array of rows, and in what order.
+"""The shards of a dataset: which files make one array of rows, and in what order.
 
-`read_index` reads one, `write_index` writes one; `fastload.format` defines it. Nothing of N rows is read.
+A file that holds its rows itself is its only shard; an index names others. `read_shards` reads one, `create_index`
+writes one; `fastload.format` defines it. Nothing of N rows is read.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _GROUPS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """The shards of an index, and the pieces of them that follow one another in its rows.
+    """The shards of a dataset, and the pieces of them that follow one another in its rows.
 
     Attributes:
-        names: path of each shard, relative to the folder of the index, with `/`.
+        names: path of each shard, relative to the dataset's folder, with `/`.
         digests: `header_digest` of each.
         num_rows, num_bytes, images_offset, chunk_rows: int64 (S,), of each shard: its rows, its bytes, the byte at
             which its images begin (-1: they do not lie in one piece), and the rows of a chunk of its images.
@@ -57,6 +58,15 @@ class Shards:
     shard: NDArray[np.int64]
     first: NDArray[np.int64]
     rows: NDArray[np.int64]
+
+    @classmethod
+    def of_file(
+        cls, name: str, digest: str, num_rows: int, num_bytes: int, images_offset: int | None, chunk_rows: int
+    ) -> Shards:
+        """Returns those of a file that holds its rows itself; `images_offset` None: they do not lie in one piece."""
+        begin = -1 if images_offset is None else images_offset
+        numbers = (num_rows, num_bytes, begin, chunk_rows, 0, 0, num_rows)
+        return cls((name,), (digest,), *(np.array([number], np.int64) for number in numbers))
 
     @cached_property
     def begins(self) -> NDArray[np.int64]:
@@ -75,7 +85,9 @@ class Shards:
         return self.begins[new], np.where(alike, self.first[new] % max(1, chunk_rows), 0)
 
     def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns of each row of the index, checked to be in range, its shard and its row there: int64 (B,) each."""
+        """Returns of each row, checked to be in range, its shard and its row there: int64 (B,) each."""
+        if len(self.rows) == 1 and not self.first[0]:
+            return np.broadcast_to(self.shard, len(rows)), rows
         if self._runs is None:
             piece = np.searchsorted(self.begins, rows, "right") - 1
             return self.shard[piece], rows - self._shifts[piece]

@@ -18,7 +18,7 @@ from fastload.errors import FormatError, ReadError
 from fastload.format.codecs import FILTER_NAMES, pipeline, why_unreadable
 from fastload.format.digests import MOST_READ, attributes, dtype_of, linear_offset
 from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_header
-from fastload.format.shards import check_mappings
+from fastload.format.shards import Shards, check_mappings
 from fastload.format.texts import captions_of_row
 from fastload.inspection.chunk_layout import (
     ChunkLayout,
@@ -182,7 +182,7 @@ def inspect_file(path: FileName) -> FileInfo:
         if not refusal:  # a packed file, or not even its attributes can be read
             raise
     with open_hdf5(path) as file:
-        if header is not None and header.shards is not None:
+        if header is not None and header.is_index:
             return _inspect_index(header, file)
         return _inspect(path, file, header, refusal)
 
@@ -191,13 +191,12 @@ def _inspect_url(url: FileName) -> FileInfo:
     """Describes a file or an index behind a URL, by what its headers say."""
     with open_packed(url) as header:
         shards, remote = header.shards, cast("RemoteShards", header.remote)
-        assert shards is not None, "what comes of a URL is an index in the cache"
-        held = remote.holding_header(0) if shards.names == (header.path.name,) else nullcontext()
+        held = nullcontext() if header.is_index else remote.holding_header(0)
         remote.current().announce(
             remote.table.headers.tolist()
         )  # of many shards, whose labels are counted, several at a time
         with held, open_hdf5(header.path) as file:
-            if "fastload_index" in file.attrs:
+            if header.is_index:
                 found = _inspect_index(header, file)
             else:
                 found = _inspect(header.path, file, read_header(header.path), "", with_pixels=False)
@@ -214,7 +213,6 @@ def _inspect_url(url: FileName) -> FileInfo:
 def _inspect_index(header: PackedFile, file: h5py.File) -> FileInfo:
     """Describes an index with its shards by what it says of them; its virtual datasets have to agree with that."""
     shards = header.shards
-    assert shards is not None, "an index"
     check_mappings(header.path, file, shards, {name: field.shard_bytes for name, field in header.fields.items()})
     fields = {
         name: FieldInfo(
@@ -285,7 +283,8 @@ def _inspect(
         datasets, hidden = {name: file[name] for name in header.fields}, max(0, len(file) - len(header.fields))
     else:  # every group; soft and external links are not followed
         hidden = _visit(file, datasets)
-        header = PackedFile(path, None, 0, {}, {}, "", False, 0, FileIdentity.of(path.stat()), {})
+        shards = Shards.of_file(path.name, "", 0, 0, None, 0)
+        header = PackedFile(path, None, 0, {}, {}, "", False, 0, FileIdentity.of(path.stat()), {}, shards)
     stores = {name: describe_ragged(file, header, name) for name, field in header.fields.items() if field.ragged}
     offsets = {name: linear_offset(item) for name, item in datasets.items()}
     fields = {}
@@ -390,12 +389,12 @@ def _mask_shares(header: PackedFile) -> dict[int, float]:
     field = header.fields.get("masks")
     if field is None or not header.num_rows or field.dtype.name not in ("uint8", "uint16") or len(field.shape) != 2:
         return {}
-    from fastload.read.reader import RowReader  # which imports more than other files need
+    from fastload.read.rows import open_rows  # which imports more than other files need
 
     count = max(1, min(_MOST_MASKS, _MASK_BYTES // field.row_bytes, header.num_rows))
     rows = np.arange(count) * header.num_rows // count
     total = np.zeros(1 << 8 * field.dtype.itemsize, np.int64)
-    with suppress(ReadError), closing(RowReader(header, ["masks"])) as reader:
+    with suppress(ReadError), closing(open_rows(header, ["masks"])) as reader:
         if field.varied:
             masks = reader.decoded("masks", rows)
         else:

@@ -24,9 +24,9 @@ from fastload.format.codecs import load_filters
 from fastload.format.header import PIXEL_FIELDS, PackedFile
 from fastload.inspection.overlay import Entry, Font, Marks, drawn_over, labels_of, legend_of, marks_of, wrap
 from fastload.inspection.shuffle_quality import one_from_each_part
-from fastload.read.checked import samples_of
+from fastload.read.checked import CheckedSamples
 from fastload.read.columns import open_columns
-from fastload.read.ragged_rows import sample_error
+from fastload.read.row_errors import sample_error
 from fastload.remote.opening import FileName, open_packed
 from fastload.system.files import check_new_file, save_bytes
 from fastload.system.text import format_bytes
@@ -109,10 +109,10 @@ def _draw(
         shown = ", ".join(map(str, absent[:5]))
         raise OptionError(f"{name}: {of} has no row {shown}; it has {among[0]} to {among[-1]}.")
     with open_columns(file) as hdf5:
-        for name in file.fields if file.shards is None else ():
+        for name in () if file.is_index else file.fields:
             load_filters(file.path, name, hdf5[name])
         pixels = defaultdict[str, list[NDArray[Any]]](list)
-        with closing(samples_of(file)) as samples:
+        with closing(CheckedSamples(file)) as samples:
             for name, row in itertools.product(samples.names, rows):
                 try:
                     pixels[name].append(samples.pixels(name, row))

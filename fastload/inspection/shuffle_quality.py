@@ -157,9 +157,7 @@ def _measure_shuffles(file: PackedFile, batch_size: int, windows: tuple[int, ...
         shuffles[1:1] = [ChunkWindow(chunks) for chunks in sorted(windows, reverse=True)]
     else:
         notes.append("The file is stored without chunks, so there are no chunk windows; shuffle=True means full.")
-    shards, pieces = file.shards, None
-    if shards is not None:
-        pieces = ChunkPieces(*shards.runs(main.chunk_rows))
+    pieces = ChunkPieces(*file.shards.runs(main.chunk_rows)) if file.is_index else None
     sampling = _Sampling(len(rows), batch_size, seed, mix_of)
     if len(sampling.batches) < len(rows) // batch_size:
         part = f"{sampling.batches.size:,} of {len(rows):,} samples"

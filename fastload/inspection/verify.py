@@ -135,7 +135,7 @@ def verify_file(
                 f"{file.name}: fastload did not write this file, so it holds no digests to check it against. "
                 f"`fastload info {typed(file.name)}` describes it."
             )
-        if file.shards is not None:
+        if file.is_index or file.remote is not None:
             found = _verify_index(file, source, root, shard, workers, progress)
             return replace(found, path=as_given(path))
         if shard is not None:
@@ -213,7 +213,6 @@ def _verify_index(
 ) -> VerifyReport:
     """Checks the shards of an index, or one of them, as `verify_file` does a file; rows have the index's numbers."""
     shards = index.shards
-    assert shards is not None, "an index"
     if shard is not None and not 0 <= shard < len(shards.names):
         raise OptionError(f"{index.name}: has no shard {shard}; they are 0 to {len(shards.names) - 1}.")
     if shard is not None and source is not None:

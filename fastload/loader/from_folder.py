@@ -13,8 +13,8 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,19 @@ from numpy.typing import NDArray
 
 from fastload.dataset import CheckOption, PackedDataset
 from fastload.distributed.ranks import local_rank
-from fastload.errors import FileChangedError, ImageError, OptionError, OutputError, SourceError, typed
+from fastload.errors import FastloadError, FileChangedError, ImageError, OptionError, OutputError, SourceError, typed
 from fastload.format.header import Field, FileIdentity, PackedFile, open_hdf5
-from fastload.format.ragged import INDEX_DTYPES, JPEG, RaggedExtent, RaggedIndex, common_shape
-from fastload.images.decode_part import OnSuspect
+from fastload.format.ragged import JPEG, RaggedExtent, common_shape
+from fastload.format.shards import Shards
 from fastload.pack import PackOptions, Survey, survey_source
 from fastload.pack.decisions import jpegs_kept_and_made, row_sizes
 from fastload.pack.encode import RowEncoder, reason_of
 from fastload.pack.pack_options import parse_encoding
 from fastload.pack.pool import BackgroundPack
+from fastload.read.files import Files
 from fastload.read.linear import Read
-from fastload.read.ragged_rows import Decoded, RaggedReader
-from fastload.read.reader import RowReader, check_rows
+from fastload.read.rows import Rows
+from fastload.read.table import Located, LocatedIndex
 from fastload.system.files import is_below
 from fastload.system.text import counted, text_of
 
@@ -168,19 +169,14 @@ class UnpackedDataset(PackedDataset):
     """
 
     def __init__(self, source: Path, output: Path, survey: Survey, identity: str) -> None:
-        self._in_loader = False
-        self.path, self.output = source, output
+        self._survey, self._of_source, self.output = survey, identity, output
         self._absolute = source.absolute()  # the script may go to another folder before it is packed
-        self.split = self.transform = self.check = None
-        self.decode = "cpu"
-        self._survey, self._of_source, self._labels = survey, identity, {}
-        self._file = _header(source, survey, identity)
-        self._identity = self._file.identity
-        self._range, self._selected = range(self._file.num_rows), None
-        self.fields = tuple(name for name in ("images", "labels") if name in self._file.fields)
-        self._read_mode, self._window_chunks, self._reader = "auto", None, None
+        super().__init__(source, check=None)
         self._later_check: CheckOption = "auto"
         self._packing: list[BackgroundPack] = []  # of this dataset and all selections of it; one, or not begun yet
+
+    def _opened(self, path: str | Path) -> PackedFile:
+        return _header(Path(path), self._survey, self._of_source)
 
     def check_unchanged(self) -> None:
         """Does nothing: each file is checked when it is read."""
@@ -221,9 +217,9 @@ class UnpackedDataset(PackedDataset):
         """Returns the path of each sample (R,) below the folder, as the packed file will have it for its key."""
         return tuple(self._survey.listing.keys[sample] for sample in self._survey.order[rows].tolist())
 
-    def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
+    def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> Rows:
         """Returns a reader of the folder's files in place of one of the packed file."""
-        return _UnpackedReader(self.file, self._survey, self.name_of)
+        return Rows(self.fields, FolderFiles(self.file, self._survey, self.name_of))
 
     def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> Any:
         """Returns one that announces nothing."""
@@ -248,7 +244,11 @@ def _header(source: Path, survey: Survey, identity: str) -> PackedFile:
     shapes = _shapes(survey)
     num_bytes, count = survey.dataset_bytes["images"], survey.num_samples
     extent = RaggedExtent(0, num_bytes, min(survey.options.chunk_bytes, num_bytes), count)
-    fields = {"images": Field("images", plan.dtype.newbyteorder("<"), common_shape(shapes), ragged=extent)}
+    fields = {
+        "images": Field(
+            "images", plan.dtype.newbyteorder("<"), common_shape(shapes), ragged=extent, shard_bytes=(num_bytes,)
+        )
+    }
     if (labels := listing.columns.get("labels")) is not None:
         names = tuple(labels.attrs.get("names", ()))
         fields["labels"] = Field("labels", labels.values.dtype, labels.values.shape[1:], names=names)
@@ -263,6 +263,7 @@ def _header(source: Path, survey: Survey, identity: str) -> PackedFile:
         seed=survey.options.seed,
         identity=FileIdentity(0, 0, 0, 0, 0),
         attrs={},
+        shards=Shards.of_file(source.name, identity, count, num_bytes, None, extent.chunk_rows),
     )
 
 
@@ -274,102 +275,57 @@ def _shapes(survey: Survey) -> NDArray[np.int32]:
     return np.concatenate([sizes, channels], axis=1).astype(np.int32)
 
 
-class _UnpackedReader(RowReader):
-    """Reads rows of a folder's files as a `RowReader` reads a packed file's."""
+class FolderFiles(Files):
+    """The rows of a dataset that are files of a folder, read and encoded one by one as `fastload pack` does.
 
-    def __init__(self, file: PackedFile, survey: Survey, name_of: Any) -> None:
-        self.file, self.fd = file, -1
-        self.held = self.held_sparse = nullcontext()
-        self._check, self._sources = None, {}
-        self._images = _UnpackedImages(file, survey, name_of)
-        self._ragged = {"images": self._images}
-        labels = survey.listing.columns.get("labels")
-        self._labels = None if labels is None else np.ascontiguousarray(labels.values[survey.order])
-
-    def gather(self, rows: NDArray[np.int64], outs: Any) -> int:
-        """Copies labels, and decodes images of one size; see `RowReader.gather`."""
-        check_rows(rows, self.file.num_rows, self.file.path)
-        copied = 0
-        if self._labels is not None and "labels" in outs:
-            np.take(self._labels, rows, axis=0, out=outs["labels"], mode="clip")
-            copied += outs["labels"].nbytes
-        if "images" in outs:
-            self._images.decoded(rows, outs["images"])
-            copied += outs["images"].nbytes
-        return copied
-
-    @contextmanager
-    def holding(self, rows: NDArray[np.int64]) -> Iterator[None]:
-        """Does nothing: each file is checked when it is read."""
-        yield
-
-
-class _UnpackedImages(RaggedReader):
-    """Reads and decodes files of a folder as a `RaggedReader` does rows of a packed file.
-
-    The offsets in its index are the numbers of the rows.
+    Args:
+        file: header of the packed file that will be made of them.
+        name_of: returns what messages call a row.
     """
 
-    def __init__(self, file: PackedFile, survey: Survey, name_of: Any) -> None:
-        self._file, self._field = file, file.fields["images"]
-        self._verify, self._packed = None, set()
-        self.flat = self._view = None
-        self._name_of, listing, order = name_of, survey.listing, survey.order
+    def __init__(self, file: PackedFile, survey: Survey, name_of: Callable[[int], str]) -> None:
+        super().__init__(file, [], "pread")
+        listing, order = survey.listing, survey.order
         assert survey.plan is not None and survey.headers is not None and listing.files is not None, "there are images"
-        self._headers, self._samples = survey.headers[order], order
+        self._name_of, self._headers, self._samples = name_of, survey.headers[order], order
         self._encoder = RowEncoder(listing.files, None, survey.plan)
         own, made = jpegs_kept_and_made(survey.plan, order, self._headers)
         self._values: dict[str, NDArray[Any]] = {
-            "offset": np.arange(len(order)),
-            "bytes": survey.row_lengths["images"],
-            "shape": _shapes(survey),
-            "encoding": np.where(own | made, JPEG, 0),
-            "orientation": np.where(own, self._headers["jpeg"], 1),
+            "images_offset": np.arange(len(order)),  # the numbers of the rows
+            "images_bytes": survey.row_lengths["images"],
+            "images_shape": _shapes(survey),
+            "images_encoding": np.where(own | made, JPEG, 0),
+            "images_orientation": np.where(own, self._headers["jpeg"], 1),
         }
+        if (labels := listing.columns.get("labels")) is not None:
+            self._values["labels"] = np.ascontiguousarray(labels.values[order])
 
-    def part(self, part: str, rows: NDArray[np.int64]) -> NDArray[Any]:
-        found: NDArray[Any] = self._values[part][rows].astype(INDEX_DTYPES[part][0])
-        return found
+    def holding(self, located: Located, *, columns_only: bool = False) -> AbstractContextManager[None]:
+        """Does nothing: each file is checked when it is read."""
+        return nullcontext()
 
-    def index(self, rows: NDArray[np.int64]) -> RaggedIndex:
-        return self.look_up(rows)
+    def copy(self, name: str, located: Located, out: NDArray[Any]) -> None:
+        np.take(self._values[name].astype(out.dtype, copy=False), located.rows, axis=0, out=out, mode="clip")
 
-    def located(
-        self, index: RaggedIndex, memory: NDArray[np.uint8] | None = None
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    def encoded(
+        self, name: str, index: LocatedIndex, memory: NDArray[np.uint8] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint8] | None]:
         taken = [np.frombuffer(self._encoded(int(row)), np.uint8) for row in index.offset]
-        lengths = np.array([len(data) for data in taken], np.int64)
-        total = int(lengths.sum())
-        memory = np.empty(total, np.uint8) if memory is None else memory
-        if total:
-            np.concatenate(taken, out=memory[:total])
-        return memory, np.cumsum(lengths) - lengths, lengths
+        index.bytes[:] = [len(data) for data in taken]  # a JPEG that is made is as long as it turns out
+        ends = np.cumsum(index.bytes)
+        memory = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8) if memory is None else memory
+        if len(memory):
+            np.concatenate(taken, out=memory[: ends[-1]])
+        return memory.ctypes.data + ends - index.bytes, memory
 
     def _encoded(self, row: int) -> memoryview:
         try:
             return memoryview(self._encoder.encode(int(self._samples[row]), self._headers[row]).image).cast("B")
         except (ImageError, OSError) as error:
-            raise self._refused(row, reason_of(error)) from error
+            raise self.damaged(row, reason_of(error)) from error
 
-    def _each(self, rows: NDArray[np.int64], index: RaggedIndex, decode: Any) -> list[Decoded]:
-        found: list[Decoded] = []
-        for at, data in enumerate(self.take(index)):
-            on_suspect: OnSuspect = _nothing_to_compare
-            try:
-                found.append(decode(at, data, on_suspect))
-            except ImageError as error:
-                raise self._refused(int(rows[at]), f"cannot be decoded ({error})") from error
-        return found
-
-    def _refused(self, row: int, reason: str) -> SourceError:
+    def damaged(self, row: int, reason: str) -> FastloadError:
         return SourceError(
             f"{self._name_of(row)} {reason}. Repair or remove it; or pack without it: `fastload pack "
-            f"{typed(self._file.path)} OUT.h5 --store source --on-error skip`, and give FastLoader that file."
+            f"{typed(self.file.path)} OUT.h5 --store source --on-error skip`, and give FastLoader that file."
         )
-
-    def close(self) -> None:
-        """Does nothing: no file stays open."""
-
-
-def _nothing_to_compare() -> None:
-    """There is no digest of a file that is not packed yet."""

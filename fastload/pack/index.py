@@ -210,8 +210,8 @@ def _header(path: Path, output: Path) -> PackedFile:
     if path.exists() and output.exists() and path.samefile(output):
         raise OutputError(f"{output}: is one of the files to be indexed. Choose another name.")
     header = read_header(path)
-    if header.version is None or header.shards is not None:
-        kind = "is an index itself" if header.shards is not None else "was not written by fastload"
+    if header.version is None or header.is_index:
+        kind = "is an index itself" if header.is_index else "was not written by fastload"
         raise SourceError(f"{path}: {kind}. An index is made of files of `fastload pack` or `repack`.")
     with open_hdf5(path) as hdf5:
         check_header(header, hdf5)

@@ -35,9 +35,9 @@ from fastload.prefetch.fill_threads import WORDS, FillThreads
 from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import INNER, FilledBatch, Ring, SlotField, allocate_aligned, slot_arrays, slot_bytes
 from fastload.prefetch.thread_stream import ThreadFeed, ThreadStream, fact_fields
-from fastload.read.ragged_rows import sample_error
-from fastload.read.reader import image_axes, with_counts
-from fastload.read.sharded import open_rows
+from fastload.read.fields import image_axes, with_counts
+from fastload.read.row_errors import sample_error
+from fastload.read.rows import open_rows
 from fastload.system.machine import available_memory
 from fastload.timing.probe import WorkerInfo
 from fastload.transforms.engine import gpu

@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 from fastload.dataset import as_handed_over
 from fastload.device import Pins
 from fastload.format.header import PackedFile
-from fastload.format.ragged import JPEG, RaggedIndex
+from fastload.format.ragged import JPEG
 from fastload.images.jpeg import has_end, scan_jpeg
 from fastload.plan import PlannedBatch
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import allocate_aligned
 from fastload.prefetch.row_transformer import use_one_torch_thread, writable
-from fastload.read.reader import RowReader
+from fastload.read.rows import Rows
+from fastload.read.table import LocatedIndex
 from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
 from fastload.transforms.engine.place import place_varied_coordinates
@@ -58,7 +59,7 @@ class DeviceDecoder:
         pins: pins memory for the bytes; closed when no thread fills any more.
     """
 
-    def __init__(self, options: Resolved, reader: RowReader, pins: Pins) -> None:
+    def __init__(self, options: Resolved, reader: Rows, pins: Pins) -> None:
         dataset, backend = options.packed.dataset, options.backend
         assert backend is not None, "there is a device"
         self._file, self._reader, self._backend = dataset.file, reader, backend
@@ -84,7 +85,7 @@ class DeviceDecoder:
         read = {name: np.empty((len(rows), *shape), dtype) for name, shape, dtype in self._gathered}
         num_bytes = self._reader.gather(rows, read)  # which checks the rows, and that the file is the same
         made = as_handed_over(self._file, read)
-        index = self._reader.ragged("images").index(rows)
+        index = self._reader.encoded("images").index(rows)
         sizes = index.shape[:, :2].astype(np.int64)
         lap("reading")
         if self._head is None:
@@ -104,7 +105,7 @@ class DeviceDecoder:
         return num_bytes + int(index.bytes.sum())
 
     def _decoded(
-        self, rows: NDArray[np.int64], index: RaggedIndex, placement: Placement, staging: _Staging
+        self, rows: NDArray[np.int64], index: LocatedIndex, placement: Placement, staging: _Staging
     ) -> PlacedImages:
         """Returns the images of rows, decoded, when they are on the device."""
         by_device = self._by_device(rows, index)
@@ -134,13 +135,13 @@ class DeviceDecoder:
             layout = self._backend.copy(torch.from_numpy(np.stack([begins, sizes[:, 1], areas], axis=1)))
         return PlacedImages(pixels, layout, sizes, self._channels, placement)
 
-    def _by_device(self, rows: NDArray[np.int64], index: RaggedIndex) -> NDArray[np.bool_]:
+    def _by_device(self, rows: NDArray[np.int64], index: LocatedIndex) -> NDArray[np.bool_]:
         """Returns of each row whether the device decodes it; one that was not seen before is looked at."""
         unseen = np.flatnonzero(self._known[rows] == _UNSEEN)
         if len(unseen):
             part = index.part(unseen)
             for row, data, encoding in zip(
-                rows[unseen].tolist(), self._reader.ragged("images").take(part), part.encoding.tolist(), strict=True
+                rows[unseen].tolist(), self._reader.encoded("images").take(part), part.encoding.tolist(), strict=True
             ):
                 head = scan_jpeg(data) if encoding == JPEG else None
                 plain = head is not None and head.plain_colours and head.components <= self._channels and has_end(data)
@@ -148,14 +149,14 @@ class DeviceDecoder:
         chosen: NDArray[np.bool_] = self._known[rows] == _BY_DEVICE
         return chosen
 
-    def _files(self, index: RaggedIndex, staging: _Staging) -> list[torch.Tensor]:
+    def _files(self, index: LocatedIndex, staging: _Staging) -> list[torch.Tensor]:
         """Returns the encoded bytes of rows in pinned memory, uint8 (bytes,) each."""
-        ragged, lengths = self._reader.ragged("images"), index.bytes.tolist()
+        encoded, lengths = self._reader.encoded("images"), index.bytes.tolist()
         memory = staging.room("files", sum(lengths))
-        if ragged.flat is None:
-            ragged.take(index, memory)
+        if (mapped := encoded.flat) is None:
+            encoded.take(index, memory)
         elif lengths:
-            flat, starts = torch.from_numpy(writable(ragged.flat)), index.offset.tolist()
+            flat, starts = torch.from_numpy(writable(mapped)), index.offset.tolist()
             parts = [flat[start : start + length] for start, length in zip(starts, lengths, strict=True)]
             # One call, which gives up the GIL once and not for every row.
             torch.cat(parts, out=torch.from_numpy(memory))

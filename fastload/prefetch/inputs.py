@@ -24,7 +24,7 @@ from fastload.errors import OptionError
 from fastload.format.ragged import JPEG, RAW
 from fastload.plan import ChunkPieces, ChunkWindow, ResolvedShuffle, Shuffle, is_drawing, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
-from fastload.read.reader import RowReader
+from fastload.read.rows import Rows
 from fastload.timing.stopwatch import current
 
 # Rows that a dataset's compression ratio is taken from.
@@ -69,7 +69,7 @@ class PackedInput:
         main = "images" if "images" in file.fields else next(iter(file.fields))
         self.chunk_rows = 0 if self.selected is not None else file.fields[main].chunk_rows
         self.pieces: ChunkPieces | None = None  # where rows are cut into chunks anew
-        if file.shards is not None and self.chunk_rows:
+        if file.is_index and self.chunk_rows:
             self.pieces = ChunkPieces(*file.shards.runs(self.chunk_rows))
         self.shuffled = file.shuffled  # whether neighbouring rows are a fair mix already
         masks = file.fields.get("masks")
@@ -116,10 +116,10 @@ class PackedInput:
         if self.dataset.file.fields["images"].ragged is None:
             return np.broadcast_to(np.array([height, width]), (len(rows), 2))
         with closing(self._index_reader()) as reader:
-            shapes = reader.within(rows, lambda: reader.ragged("images").part("shape", rows))
+            shapes = reader.encoded("images").part("shape", rows)
         return shapes[:, :2].astype(np.int64)
 
-    def _index_reader(self) -> RowReader:
+    def _index_reader(self) -> Rows:
         """Returns a reader for the index of the images."""
         return self.dataset.open_reader("auto", cache_chunks=1, windows=False)
 
@@ -152,7 +152,7 @@ class PackedInput:
     def _any_jpeg(self, chosen: Sequence[int] | NDArray[np.int64]) -> bool:
         rows = np.asarray(chosen, np.int64)
         with closing(self._index_reader()) as reader:
-            encodings = reader.within(rows, lambda: reader.ragged("images").part("encoding", rows))
+            encodings = reader.encoded("images").part("encoding", rows)
         return bool((encodings == JPEG).any())
 
     def compression_ratio(self) -> float:
@@ -166,7 +166,7 @@ class PackedInput:
             return 0.0
         rows = np.asarray(dataset.rows[:: max(1, len(dataset) // _RATIO_ROWS)], np.int64)
         with closing(self._index_reader()) as reader:
-            index = reader.within(rows, lambda: reader.ragged("images").index(rows))
+            index = reader.encoded("images").index(rows)
         if (index.encoding == RAW).all():
             return 0.0
         pixels = index.shape.prod(axis=1, dtype=np.int64).sum() * field.dtype.itemsize

@@ -27,7 +27,7 @@ from fastload.prefetch.device_decoder import StagingPool, slot_fields
 from fastload.prefetch.device_stage import fields_on_cpu
 from fastload.prefetch.resolved import BatchForm, Resolved
 from fastload.prefetch.row_transformer import PlacedRows, use_one_torch_thread
-from fastload.read.reader import RowReader
+from fastload.read.rows import Rows
 from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
 from fastload.transforms.engine.place import place_varied_coordinates, place_varied_masks
@@ -58,7 +58,7 @@ class OwnSizeRows:
         pins: pins memory for pixels on their way to the device; None: there is none.
     """
 
-    def __init__(self, options: Resolved, reader: RowReader, pins: Pins | None) -> None:
+    def __init__(self, options: Resolved, reader: Rows, pins: Pins | None) -> None:
         dataset = options.packed.dataset
         assert options.size_head is not None, "it may be empty"
         self._options, self._reader, self._file = options, reader, dataset.file
@@ -109,7 +109,7 @@ class OwnSizeRows:
         rows = planned.rows
         placement = index = None
         if self._file.fields["images"].ragged is not None:
-            index = self._reader.ragged("images").index(rows)
+            index = self._reader.encoded("images").index(rows)
         if self._head.count:
             assert index is not None, "only ragged images have transforms at the head"
             self._check_sizes(rows, index.shape[:, :2])
@@ -140,7 +140,7 @@ class OwnSizeRows:
         if placement is not None:
             sizes = np.broadcast_to(placement.sizes, (len(rows), 2)).tolist()
         elif field.ragged is not None:
-            sizes = self._reader.ragged("images").part("shape", rows)[:, :2].tolist()
+            sizes = self._reader.encoded("images").part("shape", rows)[:, :2].tolist()
         else:
             sizes = [[height, width]] * len(rows)
         ends = np.cumsum([0, *(math.prod(size) * channels * dtype.itemsize for size in sizes)]).tolist()
@@ -153,7 +153,7 @@ class OwnSizeRows:
     def _decode_whole(self, name: str, rows: NDArray[np.int64], outs: Sequence[NDArray[Any]]) -> None:
         field = self._file.fields[name]
         if field.ragged is not None:
-            self._reader.ragged(name).decoded(rows, outs)
+            self._reader.encoded(name).decoded(rows, outs)
             return
         read = {name: np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))}
         self._reader.gather(rows, read)
@@ -163,7 +163,7 @@ class OwnSizeRows:
     def _masks(self, rows: NDArray[np.int64], placement: Placement | None) -> list[torch.Tensor]:
         field = self._file.fields["masks"]
         if field.ragged is not None:
-            whole = self._reader.ragged("masks").decoded(rows)
+            whole = self._reader.encoded("masks").decoded(rows)
         else:
             whole = list(np.empty((len(rows), *field.shape), field.dtype.newbyteorder("=")))
             self._decode_whole("masks", rows, whole)

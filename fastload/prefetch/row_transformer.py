@@ -20,12 +20,14 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset, as_handed_over
-from fastload.format.ragged import JPEG, RAW, RaggedIndex
+from fastload.format.ragged import JPEG, RAW
 from fastload.images.decode_part import FACTORS, offset_in
 from fastload.plan import PlannedBatch
 from fastload.prefetch.device_stage import fields_on_cpu
 from fastload.prefetch.resolved import Augmentation
-from fastload.read.reader import RowReader, image_axes
+from fastload.read.fields import image_axes
+from fastload.read.rows import Rows
+from fastload.read.table import LocatedIndex
 from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
 from fastload.transforms import Draws, Normalize
@@ -48,12 +50,12 @@ class _Scratch(threading.local):
 class PlacedRows:
     """Decodes what windows of ragged uint8 images show, and places it. Any thread may call it."""
 
-    def __init__(self, reader: RowReader) -> None:
+    def __init__(self, reader: Rows) -> None:
         self._reader = reader
         self._scratch = _Scratch()
 
     @staticmethod
-    def factors(placement: Placement, index: RaggedIndex) -> NDArray[np.int64]:
+    def factors(placement: Placement, index: LocatedIndex) -> NDArray[np.int64]:
         """Returns by how much each image may be shrunk while it is decoded and still cover its output, int64 (B,)."""
         factors = np.ones(len(index), np.int64)
         for factor in sorted(FACTORS):
@@ -64,7 +66,7 @@ class PlacedRows:
     def place(
         self,
         rows: NDArray[np.int64],
-        index: RaggedIndex,
+        index: LocatedIndex,
         placement: Placement,
         factors: NDArray[np.int64],
         output: torch.Tensor,
@@ -75,16 +77,16 @@ class PlacedRows:
         The placement's windows are snapped to the factors, by which each image may be shrunk while it is decoded. With
         constants, of a Normalize, the output is normalized.
         """
-        reader = self._reader.ragged("images")
+        reader = self._reader.encoded("images")
         target, made = numpy_images(output), np.zeros(len(rows), np.bool_)
         if target is not None:
             windows = placement.in_decoded(factors, np.zeros_like(factors)).table()
             made = reader.make_images(rows, index, windows, factors, target, in_numpy(constants))
             if made.all():
                 return
-        if reader.flat is not None and (index.encoding == RAW).all():
+        if (index.encoding == RAW).all() and (mapped := reader.flat) is not None:
             sources = np.stack([index.offset, index.shape[:, 1]], axis=1).astype(np.int64)
-            place_samples(torch.from_numpy(writable(reader.flat)), sources, placement, output, constants)
+            place_samples(torch.from_numpy(writable(mapped)), sources, placement, output, constants)
             lap("transform")
             return
         # The most bytes that each image's decoded pixels take.
@@ -125,7 +127,7 @@ class RowTransformer:
     def __init__(
         self,
         dataset: PackedDataset,
-        reader: RowReader,
+        reader: Rows,
         augmentation: Augmentation,
         *,
         head: SizeHead | None = None,
@@ -207,7 +209,7 @@ class RowTransformer:
         """
         assert self._head is not None, "only ragged images come here"
         rows = planned.rows
-        index = self._reader.ragged("images").index(rows)
+        index = self._reader.encoded("images").index(rows)
         draws = self._augmentation.draws(epoch, planned)
         placement = self._head.placement(index.shape[:, :2], draws)
         lap("transform")
@@ -235,7 +237,7 @@ class RowTransformer:
     def _one_by_one(
         self,
         rows: NDArray[np.int64],
-        index: RaggedIndex,
+        index: LocatedIndex,
         draws: Draws,
         fields: dict[str, torch.Tensor],
         output: torch.Tensor,

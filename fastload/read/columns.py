@@ -22,7 +22,7 @@ def open_columns(file: PackedFile) -> Iterator[Mapping[str, Any]]:
     An index's datasets are read from its shards, as `ShardedColumn`s. FileChangedError: it is not, or at the end no
     longer, the file whose header was read.
     """
-    if file.shards is None:
+    if file.is_whole:
         with open_hdf5(file.path) as hdf5:
             check_path(file)
             yield hdf5
@@ -44,7 +44,6 @@ class ShardedColumn:
         A tuple of them chooses along further axes. `split` has the numbers of the index's splits.
         """
         shards, rest = self._index.shards, key[1:] if isinstance(key, tuple) else ()
-        assert shards is not None, "an index"
         first = (*key, slice(None))[0] if isinstance(key, tuple) else key
         rows = np.arange(*first.indices(self.shape[0])) if isinstance(first, slice) else np.asarray(first, np.int64)
         if rows.size and not 0 <= rows.min() <= rows.max() < self.shape[0]:

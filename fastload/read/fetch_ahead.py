@@ -6,19 +6,18 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import CacheError, FastloadError
 from fastload.plan import ChunkWindow, EpochPlan
-from fastload.read.sharded import ShardedReader
+from fastload.read.remote_files import RemoteFiles
 from fastload.remote.cache import CacheLostError, DiskFullError
 from fastload.remote.fetch import ChunkFetcher
-from fastload.remote.shards import RemoteShards
 
 _CLOSE_S = 10.0
 
@@ -30,20 +29,18 @@ class FetchAhead:
     a thread of its own. Threads may share it.
 
     Args:
-        reader: of the fields that are read; closed with this.
+        files: opened for the fields that are read; closed with this.
         plan: of any whole epoch.
         local_ranks: the ranks that share the cache of this machine.
         kept: batches announced last whose chunks are held, since they may not have been read yet.
         most_held: chunks that are fetched before they are read.
     """
 
-    def __init__(
-        self, reader: ShardedReader, plan: EpochPlan, local_ranks: range, *, kept: int, most_held: int
-    ) -> None:
-        self._reader, self._plan, self._local_ranks, self._kept = reader, plan, local_ranks, kept
-        self._remote = cast(RemoteShards, reader.file.remote)
-        self._shards = reader.shards
-        self._ragged = any(field.ragged is not None for field in reader.file.fields.values())
+    def __init__(self, files: RemoteFiles, plan: EpochPlan, local_ranks: range, *, kept: int, most_held: int) -> None:
+        self._files, self._plan, self._local_ranks, self._kept = files, plan, local_ranks, kept
+        self._remote, self._shards = files.remote, files.file.shards
+        # Only the headers of the shards say in which chunks rows of varying length lie.
+        self._ragged = any(field.ragged is not None for field in files.file.fields.values())
         self._now = (plan.epoch, 0)
         self._plans: dict[int, EpochPlan] = {}
         # Of the batches announced last, who holds which chunks, epoch and step: the first one may still be read.
@@ -68,14 +65,10 @@ class FetchAhead:
         self._orders.put((rows, epoch, step))
 
     def _announce(self, rows: NDArray[np.int64], epoch: int, step: int) -> None:
-        shard, there = self._shards.locate(rows)
-        numbers = np.flatnonzero(np.bincount(shard))
-        headers: list[int] = self._remote.table.headers[numbers].tolist()
-        if self._ragged:
-            with self._reader.holding(rows, columns_only=True):
-                chunks = headers + self._reader.chunks_of(shard, there)
-        else:
-            chunks = headers + self._reader.chunks_of(shard, there)
+        located = self._files.table.locate(rows)
+        headers: list[int] = self._remote.table.headers[located.numbers].tolist()
+        with self._files.holding(located, columns_only=True) if self._ragged else nullcontext():
+            chunks = headers + self._files.chunks_of(located)
         with self._lock:
             if self._closed:
                 return
@@ -180,7 +173,7 @@ class FetchAhead:
         there = np.zeros_like(chunks)
         for at, name in enumerate(table.fields):
             mine = np.flatnonzero(column == 1 + at)
-            ragged = self._reader.file.fields[name].ragged
+            ragged = self._files.file.fields[name].ragged
             size = table.rows[name][shard[mine]] if ragged is None else ragged.chunk_rows
             there[mine] = np.minimum(number[mine] * size, shards.num_rows[shard[mine]] - 1)
         order = self._pieces
@@ -202,5 +195,5 @@ class FetchAhead:
             if self._thread is not threading.current_thread():
                 self._thread.join(_CLOSE_S)
                 if self._thread.is_alive():
-                    return  # it waits for a header, and uses the reader
-        self._reader.close()
+                    return  # it waits for a header, and uses the files
+        self._files.close()

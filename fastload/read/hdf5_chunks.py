@@ -33,7 +33,8 @@ from fastload.format.chunk_filters import FilteredChunks
 from fastload.format.codecs import load_filters
 from fastload.format.header import PackedFile
 from fastload.format.valid import damaged, is_of_hdf5, open_hdf5
-from fastload.read.identity import check_path, open_checked, read_error
+from fastload.read.identity import check_path, open_checked
+from fastload.read.row_errors import read_error
 from fastload.system.text import format_bytes
 from fastload.timing.stopwatch import lap
 

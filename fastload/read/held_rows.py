@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Self, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastload.format.header import PIXEL_FIELDS, PackedFile
 from fastload.read.checked import CheckedSamples
-from fastload.read.sharded import ShardedReader
+from fastload.read.remote_files import RemoteFiles
+from fastload.read.table import Located, index_columns
 from fastload.remote.shards import RemoteShards
 
 
@@ -29,8 +29,10 @@ class HeldRows:
     def __init__(self, index: PackedFile, shard: int) -> None:
         self._remote, self._shard = cast(RemoteShards, index.remote), shard
         self._fetcher, names = self._remote.current(), self._remote.table.fields
-        self._pixels = ShardedReader(index, [name for name in names if name in PIXEL_FIELDS], "pread")
-        self._others = ShardedReader(index, [name for name in names if name not in PIXEL_FIELDS], "pread")
+        pixels = [name for name in names if name in PIXEL_FIELDS]
+        columns = [one for name in pixels if index.fields[name].ragged for one in index_columns(index, name).values()]
+        self._pixels = RemoteFiles(index, [*pixels, *columns], "pread")
+        self._others = RemoteFiles(index, [name for name in names if name not in PIXEL_FIELDS], "pread")
         self._announced: dict[int, list[int]] = {}  # by the first row of a span
         self._depth = max(1, min(self._remote.remote.in_flight, self._remote.fitting // 2))
         self._open = ExitStack()
@@ -50,15 +52,15 @@ class HeldRows:
         """Returns a context within which the large fields of rows other than pixels are there."""
         if not self._remote.table.fields or set(self._remote.table.fields) <= set(PIXEL_FIELDS):
             return nullcontext()
-        return self._others.holding_of(self._shard, _numbers(rows))
+        return self._others.holding(self._located(rows))
 
     def ahead(self, spans: Iterable[range]) -> Iterator[range]:
         """Yields the spans of rows, whose pixels are fetched from some spans before on; each goes to `damaged`."""
         coming = deque[range]()
         for span in spans:
-            numbers = _numbers(span)
-            with self._pixels.holding_of(self._shard, numbers[:0]):
-                chunks = self._pixels.chunks_of(np.full(len(numbers), self._shard), numbers)
+            located = self._located(span)
+            with self._pixels.holding(located, columns_only=True):
+                chunks = self._pixels.chunks_of(located)
             self._announced[span.start] = chunks
             self._fetcher.announce(chunks)
             coming.append(span)
@@ -69,11 +71,10 @@ class HeldRows:
     def damaged(self, samples: CheckedSamples, rows: range) -> list[tuple[int, str]]:
         """Returns (row, why) of rows that are not what was packed, as `CheckedSamples.damaged` of the shard's copy."""
         try:
-            with self._pixels.holding_of(self._shard, _numbers(rows)):
+            with self._pixels.holding(self._located(rows)):
                 return samples.damaged(rows)
         finally:
             self._fetcher.withdraw(self._announced.pop(rows.start, []))
 
-
-def _numbers(rows: range) -> NDArray[np.int64]:
-    return np.arange(rows.start, rows.stop, dtype=np.int64)
+    def _located(self, rows: range) -> Located:
+        return self._pixels.table.of_shard(self._shard, np.arange(rows.start, rows.stop, dtype=np.int64))

@@ -1,7 +1,4 @@
-"""Checks that a file is still the one whose header was read, and keeps it so while rows are copied.
-
-Also what messages call a row of it, and the error where the system cannot read one.
-"""
+"""Checks that a file is still the one whose header was read, and keeps it so while rows are copied."""
 
 from __future__ import annotations
 
@@ -10,20 +7,15 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fastload.errors import FastloadError, FileChangedError, FormatError, MissingFileError, ReadError, typed
-from fastload.format.codecs import load_filters
+from fastload.errors import FastloadError, FileChangedError, MissingFileError, ReadError
 from fastload.format.digests import header_digest
-from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_header, read_shard
+from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_header
 from fastload.system import syscalls
-from fastload.system.text import text_of
 
 # Time that a held-off writer has for its change, before rows are copied without a lease.
 _LET_IN_S = 0.1
@@ -201,7 +193,7 @@ def _has_header(file: PackedFile, now: FileIdentity, fd: int) -> bool:
     try:
         if FileIdentity.of(os.stat(path)) != now:
             return False
-        if file.shards is not None:
+        if file.is_index:
             digest = read_header(path).header_digest  # which compares it
         else:
             with open_hdf5(path, anew=True) as hdf5:
@@ -235,53 +227,4 @@ def _check(file: PackedFile, found: tuple[int, int, int, int, int], fd: int = -1
     raise FileChangedError(
         f"{file.name}: changed while in use: {what}. Make a new PackedDataset or FastLoader of it to use the new "
         f"content, and write new files under a new name while training."
-    )
-
-
-def sample_name(file: PackedFile, row: int) -> str:
-    """Returns what messages call a sample: its file, key and row; without the key where that cannot be read."""
-    if file.shards is not None:
-        numbers, rows = file.shards.locate(np.array([row]))
-        with suppress(FastloadError, OSError):
-            return sample_name(read_shard(file, int(numbers[0])), int(rows[0]))
-    field = file.fields.get("key")
-    if field is None or field.dtype.kind != "S" or field.shape:
-        return f"{file.name}: row {row}"
-    with suppress(FastloadError, OSError):
-        check_path(file)
-        with open_hdf5(file.path) as hdf5:
-            load_filters(file.path, "key", hdf5["key"])
-            return f"{file.name}: sample {text_of(bytes(hdf5['key'][row]))!r} (row {row})"
-    return f"{file.name}: row {row}"
-
-
-def unreadable(
-    gather: Callable[[NDArray[np.int64], Mapping[str, NDArray[Any]]], object],
-    name: str,
-    rows: NDArray[np.int64],
-    out: NDArray[Any],
-) -> dict[int, str]:
-    """Copies rows of a field into an array (n, ...) by `gather`; returns {position: reason} for unreadable ones.
-
-    FileChangedError: the file was written to or truncated.
-    """
-    try:
-        gather(rows, {name: out})
-    except FileChangedError:
-        raise
-    except (FormatError, OSError, RuntimeError) as exc:  # of a chunk; of the disk; of h5py where a filter fails
-        if len(rows) > 1:  # One bad sector or chunk makes the read of them all fail.
-            alone = (unreadable(gather, name, rows[at : at + 1], out[at : at + 1]) for at in range(len(rows)))
-            return {at: why for at, found in enumerate(alone) for why in found.values()}
-        why = exc.__cause__ or exc
-        return {0: getattr(why, "strerror", None) or str(why)}
-    return {}
-
-
-def read_error(file: PackedFile, name: str, row: int | None, error: OSError) -> ReadError:
-    """Returns the error to raise where the system cannot read a row, if known which, of a field."""
-    whose = file.name if row is None else sample_name(file, row)
-    return ReadError(
-        f"{whose}: `{name}` cannot be read ({error.strerror or error}). If the disk or the network fails, copy the "
-        f"file to another; `fastload verify {typed(file.path)}` lists what is lost."
     )

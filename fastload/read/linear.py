@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fastload.errors import FileChangedError, OptionError
 from fastload.format.digests import KEEPS_GIL
 from fastload.format.header import PackedFile
-from fastload.read.identity import read_error
+from fastload.read.row_errors import read_error
 from fastload.system import native, syscalls
 from fastload.system.files import read_into
 
@@ -199,7 +199,6 @@ class MappedShards:
     """
 
     def __init__(self, file: PackedFile, row_bytes: int) -> None:
-        assert file.shards is not None, "an index"
         self._shards, self._row_bytes = file.shards, row_bytes
         # Reserved, not backed by memory: touching what no shard is mapped to would end the process.
         self._range = mmap.mmap(
@@ -213,7 +212,6 @@ class MappedShards:
     def of(cls, file: PackedFile) -> MappedShards | None:
         """Returns the joined images of an index, or None where they cannot be one array."""
         field, shards = file.fields["images"], file.shards
-        assert shards is not None, "an index"
         if not field.in_shards or field.ragged is not None or len(shards.shard) > _MOST_JOINED:
             return None
         starts = shards.begins * field.row_bytes
@@ -226,6 +224,10 @@ class MappedShards:
             return cls(file, field.row_bytes)
         except OSError:  # more than there are addresses
             return None
+
+    def forget(self) -> None:
+        """Lets the shards be joined again, from other files; until then their parts are what they were."""
+        self._joined[:] = False
 
     def join(self, number: int, fd: int) -> None:
         """Maps the images of a shard, an open file, to their place."""

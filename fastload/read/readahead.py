@@ -30,6 +30,7 @@ from fastload.format.header import Field, PackedFile, read_shard
 from fastload.format.ragged import index_names
 from fastload.read.identity import open_checked
 from fastload.read.linear import PreadRows
+from fastload.read.table import RowTable
 from fastload.system import syscalls
 
 # The kernel cuts one call to the device's read-ahead window, by default 128 KiB.
@@ -64,14 +65,57 @@ Item = TypeVar("Item")
 class ReadAhead:
     """Announces the rows of coming batches. Threads may share it; `announce` never waits.
 
-    It probes a few rows of each batch, and announces nothing while all of them are in memory. It opens the file itself,
-    and reads the index of ragged fields from it without a mapping.
+    It probes a few rows of each batch, and announces nothing while all of them are in memory. It opens the files that
+    were used last itself, and leaves out one that cannot be opened: whoever reads it gets the error.
 
     Args:
         names: fields to announce; those read through HDF5 are left out.
-        rows: rows of the file that are read at all; only small fields are announced beyond them.
+        rows: rows of the dataset that are read at all; of a file, only small fields are announced beyond them.
         chunk_rows: rows of a chunk: whole chunks are announced, since a window soon reads all of them; 0: row by row.
         recent_chunks: chunks remembered as announced.
+    """
+
+    def __init__(
+        self, file: PackedFile, names: Sequence[str], rows: range, *, chunk_rows: int = 0, recent_chunks: int = 64
+    ) -> None:
+        self._file, self._names, self._rows, self._table = file, names, rows, RowTable(file)
+        self._options = {"chunk_rows": chunk_rows, "recent_chunks": recent_chunks}
+        self.opened: dict[int, FileReadAhead] = {}
+        self._most = max(2, min(_MOST_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 32))
+        self._probed = self._quiet = 0
+
+    def announce(self, rows: NDArray[np.int64]) -> None:
+        """Announces rows of the dataset, int64 (B,), that will be read soon; calls come in the order of reading."""
+        self._probed += 1
+        if self._quiet >= _QUIET_BATCHES and self._probed % _QUIET_EVERY:
+            return
+        located = self._table.locate(rows)
+        for number, there, _ in located.parts:
+            one = self.opened.pop(number, None)
+            if one is None:
+                try:
+                    shard = read_shard(self._file, number)
+                    read = self._rows if self._file.is_whole else range(shard.num_rows)
+                    one = FileReadAhead(shard, self._names, read, **self._options)
+                except (FastloadError, OSError):
+                    continue  # whoever reads it gets the error
+            self.opened[number] = one  # at the end: the first ones were used least recently
+            one.announce(there, max(1, _PROBES // len(located.numbers)))
+            while len(self.opened) > self._most:
+                self.opened.pop(next(iter(self.opened))).close()
+        in_memory = not any(one.announces for one in self.opened.values())
+        self._quiet = self._quiet + 1 if in_memory else 0
+
+    def close(self) -> None:
+        """Ends the threads, dropping rows not announced yet."""
+        while self.opened:
+            self.opened.popitem()[1].close()
+
+
+class FileReadAhead:
+    """Announces rows of one file, which it opens itself; it reads the index of ragged fields without a mapping.
+
+    Args: as for `ReadAhead`, of a file that holds its rows itself.
 
     Raises:
         MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
@@ -103,14 +147,11 @@ class ReadAhead:
         self._recent: dict[int, None] = {}
         self._max_recent = recent_chunks
         self._advise = KernelAdvice(fd, file.identity.size)
-        self.probes = _PROBES  # rows of a batch
-        self._probed = 0
-        self._quiet = 0
         self._hold = 0
 
-    def announce(self, rows: NDArray[np.int64]) -> None:
-        """Announces rows of the file, int64 (B,), that will be read soon; calls come in the order of reading."""
-        if self._closed or not self._wanted(rows):
+    def announce(self, rows: NDArray[np.int64], probes: int = _PROBES) -> None:
+        """Announces rows of the file, int64 (B,), after so many of them were probed."""
+        if self._closed or not self._wanted(rows, probes):
             return
         if self._thread is None:
             # Started only now: for a file in memory there is no thread that competes for the GIL.
@@ -160,23 +201,19 @@ class ReadAhead:
             self._closed = True
             _log.warning("read-ahead stopped", exc_info=True)
 
-    def _wanted(self, rows: NDArray[np.int64]) -> bool:
+    def _wanted(self, rows: NDArray[np.int64], probes: int) -> bool:
         """Whether some of these rows are likely not in memory."""
         if not self._large:
             return False
-        self._probed += 1
-        if self._quiet >= _QUIET_BATCHES and self._probed % _QUIET_EVERY:
-            return False
         field = self._large[0]
-        probed = rows[:: max(1, len(rows) // self.probes)]
+        probed = rows[:: max(1, len(rows) // probes)]
         # Of the last byte: a row's first page may be in memory because of the row before.
         ends = map(field.last_byte, probed.tolist())
         if all(end is not None and syscalls.is_resident(self._fd, end) for end in ends):
-            self._quiet += 1
             self._hold = max(0, self._hold - 1)
         else:
             # Goes on for a while: of a file partly in memory, eight rows show few misses.
-            self._quiet, self._hold = 0, _QUIET_BATCHES
+            self._hold = _QUIET_BATCHES
         return self._hold > 0
 
     def _row_ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -198,59 +235,6 @@ class ReadAhead:
             return first, first
         new = np.concatenate(([True], first[1:] != stop[:-1]))
         return first[new], stop[np.append(np.flatnonzero(new)[1:] - 1, len(stop) - 1)]
-
-
-class ShardedReadAhead(ReadAhead):
-    """A `ReadAhead` for rows of an index: one for each of the shards used last.
-
-    Args: as for `ReadAhead`.
-    """
-
-    def __init__(
-        self, file: PackedFile, names: Sequence[str], rows: range, *, chunk_rows: int = 0, recent_chunks: int = 64
-    ) -> None:
-        assert file.shards is not None, "an index"
-        self._file, self._names, self._shards = file, names, file.shards
-        self._options = {"chunk_rows": chunk_rows, "recent_chunks": recent_chunks}
-        self._open: dict[int, ReadAhead] = {}
-        self._fd = -1  # each of them has its own
-        self._most = max(2, min(_MOST_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 32))
-        self._probed = self._quiet = 0
-
-    def announce(self, rows: NDArray[np.int64]) -> None:
-        """Announces rows of the index, int64 (B,), that will be read soon; calls come in the order of reading."""
-        self._probed += 1
-        if self._quiet >= _QUIET_BATCHES and self._probed % _QUIET_EVERY:
-            return
-        numbers, there = self._shards.locate(rows)
-        found = np.flatnonzero(np.bincount(numbers)).tolist()
-        for number in found:
-            one = self._open.pop(number, None)
-            if one is None:
-                try:
-                    shard = read_shard(self._file, number)
-                    one = ReadAhead(shard, self._names, range(shard.num_rows), **self._options)
-                except (FastloadError, OSError):
-                    continue  # whoever reads it gets the error
-            self._open[number] = one  # at the end: the first ones were used least recently
-            one.probes = max(1, _PROBES // len(found))
-            one.announce(there[numbers == number])
-            while len(self._open) > self._most:
-                self._open.pop(next(iter(self._open))).close()
-        in_memory = not any(one.announces for one in self._open.values())
-        self._quiet = self._quiet + 1 if in_memory else 0
-
-    def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        while self._open:
-            self._open.popitem()[1].close()
-
-
-def open_read_ahead(
-    file: PackedFile, names: Sequence[str], rows: range, *, chunk_rows: int, recent_chunks: int
-) -> ReadAhead:
-    """Returns a `ReadAhead` for a file or an index; the caller closes it."""
-    kind = ReadAhead if file.shards is None else ShardedReadAhead
-    return kind(file, names, rows, chunk_rows=chunk_rows, recent_chunks=recent_chunks)
 
 
 def announced_ahead(

@@ -59,7 +59,6 @@ class ChunkTable:
 
     def __init__(self, file: PackedFile) -> None:
         shards = file.shards
-        assert shards is not None, "an index"
         self._shards = shards
         self.fields = tuple(name for name, field in file.fields.items() if is_large(name, field.row_bytes))
         images = file.fields.get("images")
@@ -247,7 +246,6 @@ def likely_header(file: PackedFile, shard: int) -> list[Range]:
     The first 4,096 bytes, and what lies behind the images; where the index does not say that, the last MiB.
     """
     shards = file.shards
-    assert shards is not None, "an index"
     size, images = int(shards.num_bytes[shard]), file.fields.get("images")
     first = (0, min(size, 4096))
     pixels = 0

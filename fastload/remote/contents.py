@@ -205,7 +205,7 @@ def _content(cache: CacheFolder, folder: Path) -> CachedContent:
 
 def _verified(cache: CacheFolder, folder: Path, content: CachedContent, advance: Callable[[], None]) -> CacheCheck:
     index = _header(folder)
-    if index is None or index.shards is None:
+    if index is None:
         return CacheCheck(content.name, 0, 0, 0, 0, unreadable=bool(content.chunks) or content.num_chunks == 0)
     table = ChunkTable(index)
     try:
@@ -228,10 +228,9 @@ def _header(folder: Path) -> PackedFile | None:
         for name in names:
             with suppress(FastloadError, OSError, RuntimeError, KeyError):
                 found = read_header(folder / name)
-                if found.shards is not None:
-                    check_names(name, [name, *found.shards.names])
+                check_names(name, [name, *found.shards.names])
                 if found.header_digest == folder.name.partition("-")[0]:
-                    return found if found.shards is not None else as_index(found)
+                    return found if found.is_index else as_index(found)
     return None
 
 

@@ -52,10 +52,8 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
     make = functools.partial(_kept, client, key, shown(url), remote)
     in_use, found = make()
     with closing(in_use):
-        if found.shards is not None:
-            check_names(shown(url), [name, *found.shards.names])
-        else:
-            found = as_index(found)
+        check_names(shown(url), [name, *found.shards.names])
+        found = found if found.is_index else as_index(found)
         file = replace(found, identity=found.identity._replace(mtime_ns=-1))
         shards = RemoteShards(url, remote, file, client, folder_key, make)
     shards.note_header()
@@ -150,7 +148,7 @@ def _fetch_index(
                     else:
                         Meta(folder / "meta.json").add(url, {name: (size, etag)})
                         if not (folder / name).exists() or (folder / name).stat().st_size != size:
-                            if header.shards is None:  # its chunks are gone with it
+                            if not header.is_index:  # its chunks are gone with it
                                 with closing(Folder(folder, shared=cache.others)) as opened:
                                     forget_all(opened)
                             os.replace(path, folder / name)
@@ -168,7 +166,7 @@ def _fetch_index(
 def _folder_name(header: PackedFile, name: str, etag: str | None) -> str:
     """Returns the name of a dataset's folder in the cache; see `cache`."""
     parts = [header.header_digest]
-    if header.shards is None:
+    if not header.is_index:
         # Chunks belong to a file of this name, and where it has no digests of its rows, to this version of it.
         parts.append(xxhash.xxh32_hexdigest(f"{name}{etag if header.version is None else ''}".encode()))
     return "-".join(parts)

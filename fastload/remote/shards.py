@@ -99,7 +99,6 @@ class RemoteShards:
 
     def _open(self) -> None:
         shards = self._file.shards
-        assert shards is not None, "an index"
         self._cache = CacheFolder(self.remote.cache_folder(), self.remote.limit(), others=self.remote.shared)
         folder = self._file.path.parent
         self._cached = CachedDataset(
@@ -575,7 +574,6 @@ class RemoteShards:
 
     @property
     def _shards(self) -> Shards:
-        assert self._file.shards is not None, "an index"
         return self._file.shards
 
     def _key(self, name: str) -> str:

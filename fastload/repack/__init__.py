@@ -219,7 +219,7 @@ def append_images(
             f"{output}: fastload did not write it, so it is not known how to add images. Pack it first: `fastload pack "
             f"{typed(output)} OUT.h5`."
         )
-    if file.shards is not None:
+    if file.is_index:
         raise OptionError(
             f"{output}: is an index, whose shards stay as they are. Pack the images to a file of their own in its "
             f"folder, and make an index of all: `fastload index`."

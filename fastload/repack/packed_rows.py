@@ -6,7 +6,7 @@ through HDF5 (`Hdf5Rows`), rows of varying length as they are stored (`RaggedRow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from fastload.errors import FormatError, ImageError, SourceError, typed
 from fastload.format.header import PackedFile
-from fastload.format.ragged import RAW, ZSTD, EncodedRow
+from fastload.format.ragged import JPEG, RAW, ZSTD, EncodedRow
 from fastload.images.image_header import ImageHeader, header_of_pixels
 from fastload.pack.encode import bytes_of
 from fastload.pack.pack_options import Progress
 from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, has_ragged, open_samples
-from fastload.read.reader import image_axes
+from fastload.read.fields import image_axes
 from fastload.sources.arrays.raw_rows import JoinedRows, RawRows, StoredRows
 from fastload.sources.listing import Arrays, Files, Pictures, first_few
 from fastload.system.machine import worker_count
@@ -174,21 +174,23 @@ class RaggedRows:
     @property
     def is_jpeg(self) -> NDArray[np.bool_]:
         """bool (N,): whether the image of a sample is stored as JPEG."""
-        return self._of_each(CheckedSamples.is_jpeg)
+        found: NDArray[np.bool_] = self._of_each("images", "encoding") == JPEG
+        return found
 
     @property
     def is_turned(self) -> NDArray[np.bool_]:
         """bool (N,): whether an EXIF orientation is still to be applied to the JPEG of a sample."""
-        return self._of_each(CheckedSamples.is_turned)
+        found: NDArray[np.bool_] = self._of_each("images", "orientation") != 1
+        return found
 
     @property
     def stored_bytes(self) -> NDArray[np.int64]:
         """int64 (N,): bytes of each sample's row as it is stored."""
-        return self._of_each(lambda samples: samples.stored_bytes(self.name))
+        return self._of_each(self.name, "bytes")
 
-    def _of_each(self, values: Callable[[CheckedSamples], NDArray[Any]]) -> NDArray[Any]:
-        """Returns the value of each sample, picked from the values of all rows of its file."""
-        found = np.concatenate([values(open_samples(file)) for file in self.files])
+    def _of_each(self, name: str, part: str) -> NDArray[Any]:
+        """Returns what the index says of each sample, picked from what it says of all rows of its file."""
+        found = np.concatenate([open_samples(file).part(name, part) for file in self.files])
         firsts = np.cumsum([0, *(file.num_rows for file in self.files)])
         picked: NDArray[Any] = found[firsts[self.part] + self.row]
         return picked

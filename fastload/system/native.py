@@ -284,7 +284,7 @@ def can_make(dtype: np.dtype[Any]) -> bool:
 
 
 def make_images(
-    memory: NDArray[np.uint8],
+    memory: NDArray[np.uint8] | None,
     sources: NDArray[np.int64],
     windows: NDArray[np.int64],
     output: NDArray[Any],
@@ -293,7 +293,7 @@ def make_images(
     """Makes a batch of images, each from a window of pixels or of a JPEG: cut, resized, turned, normalized.
 
     Args:
-        memory: (T,), C-contiguous; not written to.
+        memory: (T,), C-contiguous; not written to. None: `sources` has addresses.
         sources: int64 (B, 5): the byte at which an image begins, how many it has (of a JPEG), its height (of a JPEG)
             and width, and 0 for pixels (H, W, C), or by how much the JPEG is to be decoded smaller, 1, 2, 4 or 8; -1
             passes over it.
@@ -312,11 +312,14 @@ def make_images(
     assert (constants is None) == (output.dtype == np.uint8), "levels are normalized on their way into other dtypes"
     count, height, width, channels = output.shape
     table = np.concatenate([sources, windows], axis=1, dtype=np.int64)
+    base = int(sources[:, 0].min(initial=2**62)) if memory is None else memory.ctypes.data
+    if memory is None:
+        table[:, 0] -= base
     made, decoding_ns = np.zeros(count, np.bool_), ctypes.c_int64(0)
     scale, shift = (None, None) if constants is None else (np.tile(values, width) for values in constants)
     scale_at, shift_at = (None if values is None else values.ctypes.data for values in (scale, shift))
     if count and output.size and not library().fastload_place(
-        memory.ctypes.data, table.ctypes.data, count, output.ctypes.data, channels, height, width,
+        base, table.ctypes.data, count, output.ctypes.data, channels, height, width,
         _KINDS[output.dtype], scale_at, shift_at, output.nbytes >= STREAMED_BYTES, made.ctypes.data,
         ctypes.byref(decoding_ns),
     ):  # fmt: skip

@@ -46,7 +46,7 @@ def measure_alone(subject: Subject, show: Show) -> AloneFigures:
         why_no_take = "its images differ in size or are kept encoded"
     elif file.remote is not None:
         why_no_take = "its rows come chunk by chunk over the network"
-    elif file.shards is not None:
+    elif len(file.shards.names) > 1:
         why_no_take = "its rows lie in several shards"
     elif any(file.fields[name].offset is None for name in names):
         why_no_take = "its rows are compressed or cut into chunks that do not lie back to back"

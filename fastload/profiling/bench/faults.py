@@ -29,7 +29,7 @@ from fastload.profiling.bench.steps import TrainingStep
 from fastload.profiling.bench.subject import CropSample, Subject
 from fastload.profiling.bench.training_loop import LoopFigures
 from fastload.read.linear import Read
-from fastload.read.reader import RowReader
+from fastload.read.rows import Rows
 
 KILL_WORKER = "kill-worker"
 PAIRS = 3
@@ -87,25 +87,20 @@ class Delays:
             time.sleep(times * self._delay_s)
 
 
-class DelayedReader(RowReader):
-    """A `RowReader` that sleeps before it reads, as `delays` decides."""
-
-    delays: Delays
-
-    def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
-        self.delays.before(len(rows))
-        return super().gather(rows, outs)
-
-
 class DelayedDataset(PackedDataset):
     """A `PackedDataset` whose reads are delayed, when threads of this process read it."""
 
     delays: Delays
 
-    def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
-        names = [name for name, _, _ in self.layout()]
-        reader = DelayedReader(self.file, names, read, cache_chunks=cache_chunks, windows=windows, check=self.check)
-        reader.delays = self.delays
+    def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> Rows:
+        reader = super().open_reader(read, cache_chunks=cache_chunks, windows=windows)
+        gather = reader.gather
+
+        def delayed(rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
+            self.delays.before(len(rows))
+            return gather(rows, outs)
+
+        reader.gather = delayed  # type: ignore[method-assign]
         return reader
 
 

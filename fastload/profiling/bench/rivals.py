@@ -23,7 +23,7 @@ from fastload.prefetch.worker_start import end_with_parent, worker_context
 from fastload.profiling.bench.passes import Show, Spread, compare, counting, repeat_epochs, run_for, touch_batch
 from fastload.profiling.bench.subject import CropSample, Subject, random_window
 from fastload.profiling.bench.training_loop import LoopFigures
-from fastload.read.sharded import open_rows
+from fastload.read.rows import open_rows
 from fastload.remote.opening import short_name
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import Files

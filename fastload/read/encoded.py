@@ -1,6 +1,6 @@
 """Rows of varying length: their index, their encoded bytes, and their pixels.
 
-`RaggedReader` decodes in the calling thread: whole rows, or the parts of images that windows show.
+`EncodedRows` decodes in the calling thread: whole rows, or the parts of images that windows show.
 """
 
 from __future__ import annotations
@@ -9,118 +9,110 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import DamagedRowError, FormatError, ImageError, ReadError, typed
+from fastload.errors import FormatError, ImageError, ReadError, typed
 from fastload.format.header import Field, PackedFile
-from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, MAX_ROW_BYTES, RAW, ZSTD, RaggedIndex, index_names
+from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, MAX_ROW_BYTES, RAW, RaggedIndex
 from fastload.images.decode_part import DecodedPart, OnSuspect, decode_part, decode_row, offset_in
-from fastload.read.identity import read_error, sample_name
-from fastload.read.linear import MappedRows, PreadRows
+from fastload.read.files import Files
+from fastload.read.row_errors import cannot_be_decoded, read_error, sample_name
+from fastload.read.table import LocatedIndex, index_columns
 from fastload.system import native
 from fastload.timing.stopwatch import lap
 
 Decoded = TypeVar("Decoded")
 
 
-class RaggedReader:
-    """Reads the encoded rows of one ragged field. Any thread may call it, also after a fork.
+class EncodedRows:
+    """Reads the encoded rows of one ragged field of a dataset. Any thread may call it, also after a fork.
+
+    What returns or decodes bytes is called within `Files.holding` the rows.
 
     Args:
-        fd: descriptor of the file, open for reading as long as this lives.
-        read: "map" hands out views of a mapping of the file, "pread" copies.
         verify: called with the file and a row that libjpeg refuses or that cannot be decoded; raises ImageError, the
             reason only, if the row is not what was packed. None: such rows count as damaged after packing, if not even
             Pillow decodes them.
     """
 
-    def __init__(
-        self,
-        fd: int,
-        file: PackedFile,
-        name: str,
-        read: Literal["map", "pread"],
-        verify: Callable[[PackedFile, int], None] | None = None,
-    ) -> None:
-        extent = file.fields[name].ragged
-        assert extent is not None, f"{name} is not ragged"
-        self._file = file
-        self._field = file.fields[name]
-        self._base = extent.base
+    def __init__(self, files: Files, name: str, verify: Callable[[PackedFile, int], None] | None = None) -> None:
+        self._files, self._file, self._field = files, files.file, files.file.fields[name]
+        self._columns = index_columns(self._file, name)
+        self._shard_bytes = np.array(self._field.shard_bytes, np.int64)
         self._verify = verify
-        # A mask has its image's size.
-        self._parts = {part: f"{name}_{part}" for part in INDEX_DTYPES if f"{name}_{part}" in index_names(name)}
-        if "shape" not in self._parts and "images_shape" in file.fields:
-            self._parts["shape"] = "images_shape"
-        datasets = tuple(self._parts.values())
-        if any(file.fields[data].offset is None for data in datasets):
-            raise FormatError(f"{file.path}: the index of {name!r} does not lie in one piece. Pack it again.")
-        self._rows = MappedRows(fd, file, datasets) if read == "map" else PreadRows(fd, file, datasets)
-        # All bytes of the field as mapped, uint8 (T,), read-only, valid until `close`; None if nothing is mapped.
-        self.flat: NDArray[np.uint8] | None = None
-        if isinstance(self._rows, MappedRows):
-            self.flat = self._rows.flat(extent.base, extent.num_bytes)
-        # Slicing a memoryview takes a quarter of the time that slicing an array takes.
-        self._view = None if self.flat is None else self.flat.data
         self._packed: set[int] = set()  # suspected rows that turned out to be what was packed
 
-    def index(self, rows: NDArray[np.int64]) -> RaggedIndex:
+    @property
+    def flat(self) -> NDArray[np.uint8] | None:
+        """All bytes of the field as one mapping, uint8 (T,), read-only, where offsets count; None if there is none."""
+        return self._files.whole(self._field.name)
+
+    def index(self, rows: NDArray[np.int64]) -> LocatedIndex:
         """Returns the index entries of rows, int64 (n,), in range; raises FormatError if one is impossible."""
         index = self.look_up(rows)
-        for at, reason in impossible_rows(index, self._field).items():
+        for at, reason in self.impossible(index).items():
             raise FormatError(
                 f"{self._file.name}: row {rows[at]} of {self._field.name!r} cannot be: {reason}. The file was changed "
                 f"after packing; copy it again, or pack it again."
             )
         return index
 
-    def look_up(self, rows: NDArray[np.int64]) -> RaggedIndex:
-        """Returns the index entries of rows as the file has them, unchecked; otherwise like `index`."""
-        return RaggedIndex(*(self.part(part, rows) for part in INDEX_DTYPES))
+    def look_up(self, rows: NDArray[np.int64]) -> LocatedIndex:
+        """Returns the index entries of rows as the files have them, unchecked; otherwise like `index`."""
+        found = self._parts(list(INDEX_DTYPES), rows)
+        shard = self._files.table.locate(rows).shard
+        return LocatedIndex(**found, shard=shard)
 
     def part(self, part: str, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Returns one array of `look_up`: "offset", "bytes", "shape", "encoding" or "orientation"."""
-        dtype, shape = INDEX_DTYPES[part]
-        dataset = self._parts.get(part)
-        if dataset is None:
-            value = np.array([*self._field.shape[:2], 1] if part == "shape" else 1, dtype)
-            return np.broadcast_to(value, (len(rows), *shape))
-        found = np.empty((len(rows), *shape), dtype)
-        self._rows.gather(rows, {dataset: found})
+        return self._parts([part], rows)[part]
+
+    def _parts(self, parts: Sequence[str], rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        found, read = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
+        for part in parts:
+            dtype, shape = INDEX_DTYPES[part]
+            if (dataset := self._columns.get(part)) is None:
+                value = np.array([*self._field.shape[:2], 1] if part == "shape" else 1, dtype)
+                found[part] = np.broadcast_to(value, (len(rows), *shape))
+            else:
+                found[part] = read[dataset] = np.empty((len(rows), *shape), dtype)
+        if read:
+            self._files.columns(rows, read)
         return found
 
-    def take(self, index: RaggedIndex, memory: NDArray[np.uint8] | None = None) -> list[memoryview]:
-        """Returns the encoded bytes of rows: views of the mapping, valid until `close`, or copies.
+    def impossible(self, index: LocatedIndex) -> dict[int, str]:
+        """Returns the impossible entries of an index as the files have it: number of the entry -> reason."""
+        return _impossible(index, self._field, self._shard_bytes[index.shard])
+
+    def take(self, index: LocatedIndex, memory: NDArray[np.uint8] | None = None) -> list[memoryview]:
+        """Returns the encoded bytes of rows: views of mappings, valid while they are held, or copies.
 
         Copies lie one after another in `memory`, if it is given, uint8 (all bytes,).
-        Raises FileChangedError if the file ends before a row does.
+        Raises FileChangedError if a file ends before a row does.
         """
-        found, starts, lengths = self.located(index, memory)
-        view = found.data if self._view is None else self._view
-        return [view[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+        files, name = self._files, self._field.name
+        if memory is None and files.maps(name):
+            # Slicing a memoryview takes a quarter of the time that slicing an array takes.
+            views = {number: files.mapped(name, number) for number in np.unique(index.shard).tolist()}
+            entries = zip(index.shard.tolist(), index.offset.tolist(), index.bytes.tolist(), strict=True)
+            return [views[shard][start : start + length] for shard, start, length in entries]
+        addresses, memory = files.encoded(name, index, memory)
+        assert memory is not None, "it is not mapped"
+        view, starts = memory.data, addresses - memory.ctypes.data
+        ends = (starts + index.bytes).tolist()
+        return [view[start:end] for start, end in zip(starts.tolist(), ends, strict=True)]
 
-    def located(
-        self, index: RaggedIndex, memory: NDArray[np.uint8] | None = None
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        """Returns memory, uint8 (T,), that has the encoded bytes of rows, where each begins in it, and its length.
-
-        The memory is the mapping, or the one given, or new; see `take`.
-        """
-        if self.flat is not None:
-            return self.flat, index.offset, index.bytes
-        ends = np.cumsum(index.bytes)
-        memory = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8) if memory is None else memory
-        assert isinstance(self._rows, PreadRows), "without a mapping it is read"
-        self._rows.read_ranges(self._field.name, self._base + index.offset, index.bytes, memory)
-        return memory, ends - index.bytes, index.bytes
+    def located(self, index: LocatedIndex) -> tuple[NDArray[np.int64], NDArray[np.uint8] | None]:
+        """Returns where the encoded bytes of rows begin in memory, int64 (n,), and an array that keeps it, if any."""
+        return self._files.encoded(self._field.name, index)
 
     def make_images(
         self,
         rows: NDArray[np.int64],
-        index: RaggedIndex,
+        index: LocatedIndex,
         windows: NDArray[np.int64],
         factors: NDArray[np.int64],
         output: NDArray[Any],
@@ -144,13 +136,16 @@ class RaggedReader:
         if not native.can_make(output.dtype) or not plain.any():
             return none
         try:
-            memory, starts, lengths = self.located(index)
+            addresses, memory = self.located(index)
         except ReadError as error:
             raise self._named(rows, index, error) from error
         lap("reading")
         kinds = np.where(plain, np.where(jpeg, factors, 0), -1)
-        sources = np.stack([starts, lengths, index.shape[:, 0], index.shape[:, 1], kinds], axis=1, dtype=np.int64)
-        made, decoding_s = native.make_images(memory, sources, windows, output, constants)
+        sources = np.stack(
+            [addresses, index.bytes, index.shape[:, 0], index.shape[:, 1], kinds], axis=1, dtype=np.int64
+        )
+        made, decoding_s = native.make_images(None, sources, windows, output, constants)
+        del memory  # until here
         lap("transform", decoding_s=decoding_s)
         return made
 
@@ -190,7 +185,7 @@ class RaggedReader:
     def parts(
         self,
         rows: NDArray[np.int64],
-        index: RaggedIndex,
+        index: LocatedIndex,
         windows: NDArray[np.int64],
         factors: NDArray[np.int64],
         memory: NDArray[np.uint8],
@@ -223,7 +218,7 @@ class RaggedReader:
         return self._each(rows, index, part)
 
     def _each(
-        self, rows: NDArray[np.int64], index: RaggedIndex, decode: Callable[[int, memoryview, OnSuspect], Decoded]
+        self, rows: NDArray[np.int64], index: LocatedIndex, decode: Callable[[int, memoryview, OnSuspect], Decoded]
     ) -> list[Decoded]:
         """Returns `decode(number, bytes, on_suspect)` of each row of a checked index, in order."""
         try:
@@ -246,11 +241,11 @@ class RaggedReader:
                             f"again, or leave it out: "
                             f"`fastload repack {typed(self._file.path)} OUT.h5 --on-error skip`."
                         ) from error
-                raise sample_error(self._file, row, what) from error
+                raise self._files.damaged(row, what) from error
         lap("decoding" if index.encoding.any() else "reading")
         return found
 
-    def _named(self, rows: NDArray[np.int64], index: RaggedIndex, error: ReadError) -> ReadError:
+    def _named(self, rows: NDArray[np.int64], index: LocatedIndex, error: ReadError) -> ReadError:
         """Returns an error that names the first of these rows that the system cannot read."""
         for at, row in enumerate(rows.tolist()):
             try:
@@ -266,16 +261,10 @@ class RaggedReader:
             self._verify(self._file, row)
             self._packed.add(row)
 
-    def close(self) -> None:
-        """Releases the mapping; the descriptor stays open."""
-        self.flat = self._view = None
-        self._rows.close()
 
-
-def impossible_rows(index: RaggedIndex, field: Field) -> dict[int, str]:
-    """Returns the impossible entries of an index as the file has it: number of the entry -> reason."""
-    assert field.ragged is not None, "a ragged field"
-    name, end = field.name, field.ragged.num_bytes
+def _impossible(index: RaggedIndex, field: Field, end: NDArray[np.int64]) -> dict[int, str]:
+    """Returns the impossible entries of an index: number of the entry -> reason; `end`: bytes of each one's file."""
+    name = field.name
     outside = (index.offset < 0) | (index.bytes < 0) | (index.offset > end - index.bytes)
     kind = index.encoding >= len(ENCODINGS)
     if name == "masks":
@@ -297,7 +286,7 @@ def impossible_rows(index: RaggedIndex, field: Field) -> dict[int, str]:
         num_bytes = f"{index.bytes[at]:,} bytes"
         if outside[at]:
             extent = f"({num_bytes} from {index.offset[at]:,} on)"
-            found[at] = f"its extent in `{name}` {extent} lies outside of its {end:,} bytes"
+            found[at] = f"its extent in `{name}` {extent} lies outside of its {end[at]:,} bytes"
         elif kind[at]:
             found[at] = f"its encoding in `{name}` has the number {index.encoding[at]}, which means nothing"
         elif size[at]:
@@ -310,27 +299,3 @@ def impossible_rows(index: RaggedIndex, field: Field) -> dict[int, str]:
         else:
             found[at] = f"its EXIF orientation is {index.orientation[at]}, which means nothing"
     return found
-
-
-def sample_error(file: PackedFile, row: int, reason: str) -> DamagedRowError:
-    """Returns the error to raise for a damaged row: it names the sample, and says what to do."""
-    if file.url:
-        return DamagedRowError(
-            f"{sample_name(file, row)}: {reason}. The object is damaged, or its copy in the cache "
-            f"({file.path.parent}): have that fetched again (`fastload cache clear`), and if that does not help copy "
-            f"the object there again.",
-            (row,),
-        )
-    return DamagedRowError(
-        f"{sample_name(file, row)}: {reason}. The file was damaged after packing: list all damage with "
-        f"`fastload verify {typed(file.path)}`, then copy it again, or pack it again.",
-        (row,),
-    )
-
-
-def cannot_be_decoded(name: str, encoding: int, error: Exception) -> str:
-    """Returns the problem with a row of `images` or `masks` that raised ImageError or MemoryError."""
-    whose = "its mask's" if name == "masks" else "its"
-    stored = {RAW: "raw pixels", JPEG: "JPEG", ZSTD: "zstd frame"}.get(encoding, f"encoding {encoding}")
-    why = error if isinstance(error, ImageError) else "not enough memory"
-    return f"{whose} stored {stored} cannot be decoded ({why})"

@@ -1,0 +1,297 @@
+"""`Files`: the files that hold a dataset's rows, each open while it is used: one, or the shards of an index.
+
+A file is opened when one of its rows is asked for, and the least recently used ones are closed. Within `holding` rows
+their files are open, are those whose headers were read, and nobody writes to what is mapped.
+
+Images of one size whose rows fill whole pages in each shard are mapped back to back into one reserved range of
+addresses (`MappedShards`): there they are one array, as in a single file.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FastloadError
+from fastload.format.header import FileIdentity, PackedFile, read_shard
+from fastload.read.identity import until_untouched
+from fastload.read.linear import MappedShards, Read, addresses_of, as_rows, chosen
+from fastload.read.open_file import OpenFile
+from fastload.read.row_errors import sample_error
+from fastload.read.table import Located, LocatedIndex, RowTable
+from fastload.system import native
+
+ResultT = TypeVar("ResultT")
+
+_MOST_OPEN = 64
+"""Shards that are open at a time, unless the system allows fewer descriptors; a window of chunks needs 16 or fewer."""
+
+
+class Watcher(Protocol):
+    """Is told which of a dataset's files are opened, touched and closed."""
+
+    def opened(self, number: int, header: PackedFile) -> PackedFile: ...
+    def begin(self, number: int, identity: FileIdentity) -> None: ...
+    def closed(self, number: int) -> None: ...
+
+
+class Files:
+    """The files of a dataset. Threads may share it, and it survives a fork.
+
+    Args:
+        file: header of a file or index.
+        fields: all that are read, the index of ragged ones among them.
+        read: "map" copies from a mapping of the files; "pread" never maps them, so that truncating one cannot kill the
+            process (SIGBUS); "auto" is one of them, see `chosen`.
+        cache_chunks, windows: as in `ChunkedRows`, for fields that are read chunk by chunk.
+        watcher: of the files; `opened` returns the header to be used.
+
+    Raises:
+        OptionError: unknown `read`.
+        MissingFileError, FileChangedError, FormatError: (within `holding`) a file is missing, or is not the one whose
+            header was read, or that the index was made of.
+    """
+
+    def __init__(
+        self,
+        file: PackedFile,
+        fields: Sequence[str],
+        read: Read = "auto",
+        *,
+        cache_chunks: int = 8,
+        windows: bool = False,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self.file, self.table, self.fields = file, RowTable(file), list(dict.fromkeys(fields))
+        self.read, self._watcher = chosen(file.path, read), watcher
+        self._options: dict[str, Any] = {"cache_chunks": cache_chunks, "windows": windows}
+        self.most_open = max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16))
+        self._lock, self._pid = threading.RLock(), os.getpid()
+        self.opened: OrderedDict[int, OpenFile] = OrderedDict()
+        self._users: dict[int, int] = {}
+        # Of each file that is open, where the first row of a field, or byte of a ragged one, is mapped to: int64 (S,).
+        count = len(file.shards.names)
+        self._bases = {name: np.zeros(count, np.int64) for name in self.fields if self._is_mapped(name)}
+        self.joined: MappedShards | None = None
+        if "images" in self.fields and self.read == "map" and not file.is_whole:
+            self.joined = MappedShards.of(file)
+
+    def _is_mapped(self, name: str) -> bool:
+        """Whether the rows of a field are mapped in each file, and mean the same in all."""
+        field = self.file.fields[name]
+        is_plain = field.linear and field.row_bytes > 0
+        is_plain = is_plain and (self.file.is_whole or (field.dtype.kind != "S" and name != "split"))
+        return self.read == "map" and (is_plain or field.ragged is not None)
+
+    def holding(self, located: Located, *, columns_only: bool = False) -> AbstractContextManager[None]:
+        """Returns a context within which rows can be copied; may be nested.
+
+        Of remote shards their chunks are there, unless `columns_only`: those of large fields are not needed.
+
+        Raises TouchedError, at its end, where they are to be copied again: see `again`.
+        """
+        return Held(self, located)
+
+    def again(self, located: Located, work: Callable[[], ResultT]) -> ResultT:
+        """Returns what some work on these rows returns, which is done again where a file was touched meanwhile."""
+        return until_untouched(work)
+
+    def copy(self, name: str, located: Located, out: NDArray[Any]) -> None:
+        """Copies rows of a field that is not ragged into an array (B, ...), C-contiguous; within `holding` them.
+
+        The numbers of splits are those of each shard.
+        """
+        if len(located.numbers) == 1:
+            self.opened[located.numbers[0]].copy(name, located.there, out)
+            return
+        if len(located) and name in self._bases and native.library() is not None:
+            flat = as_rows(out)
+            native.gather(self.addresses(name, located), flat)
+            return
+        for shard, rows, at in located.parts:
+            first, stop = int(at[0]), int(at[-1]) + 1
+            if stop - first == len(at):
+                self.opened[shard].copy(name, rows, out[first:stop])
+            else:
+                values = np.empty((len(at), *out.shape[1:]), out.dtype)
+                self.opened[shard].copy(name, rows, values)
+                out[at] = values
+
+    def columns(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
+        """Copies rows of any number of files, int64 (B,), unchecked, into arrays (B, ...) of fields that are no pixels.
+
+        Raises IndexError, FileChangedError, FormatError and ReadError as reading does.
+        """
+        whole = self.table.locate(rows)
+        is_one = len(whole.numbers) <= self.most_open
+        for at in [np.arange(len(rows))] if is_one else whole.groups(self.most_open):
+            located = whole if is_one else whole.some(at)
+
+            def copied(located: Located = located, at: NDArray[np.int64] = at) -> None:
+                with self.holding(located, columns_only=True):
+                    for name, out in outs.items():
+                        values = out if is_one else np.empty((len(at), *out.shape[1:]), out.dtype)
+                        self.copy(name, located, values)
+                        if not is_one:
+                            out[at] = values
+
+            until_untouched(copied)
+
+    def maps(self, name: str) -> bool:
+        """Whether `addresses` knows where the rows of a field lie, or the bytes of a ragged one."""
+        return name in self._bases
+
+    def addresses(self, name: str, located: Located) -> NDArray[np.int64]:
+        """Returns where mapped rows of a field that is not ragged begin in memory, int64 (B,)."""
+        return addresses_of(self._bases[name], located.shard, located.there, self.file.fields[name].row_bytes)
+
+    def encoded(
+        self, name: str, index: LocatedIndex, memory: NDArray[np.uint8] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint8] | None]:
+        """Returns where the bytes of ragged rows begin in memory, int64 (n,), and the array that has them.
+
+        They lie one after another in the array: the one given, uint8 (all bytes,), or a new one. None: they are mapped.
+
+        Raises FileChangedError if a file ends before a row does, ReadError if the system cannot read one.
+        """
+        if memory is None and name in self._bases:
+            return self._bases[name][index.shard] + index.offset, None
+        ends = np.cumsum(index.bytes)
+        memory = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8) if memory is None else memory
+        begins = ends - index.bytes
+        for number in np.unique(index.shard).tolist():
+            at = np.flatnonzero(index.shard == number)
+            one, lengths = self.opened[number], index.bytes[at]
+            if (flat := one.mapped(name)) is not None:
+                for start, length, begin in zip(index.offset[at], lengths, begins[at], strict=True):
+                    memory[begin : begin + length] = flat[start : start + length]
+            elif len(at) == len(index):
+                one.read_bytes(name, index.offset, lengths, memory)
+            else:
+                some = np.empty(int(lengths.sum()), np.uint8)
+                one.read_bytes(name, index.offset[at], lengths, some)
+                for begin, data in zip(begins[at], np.split(some, np.cumsum(lengths)[:-1]), strict=True):
+                    memory[begin : begin + len(data)] = data
+        return memory.ctypes.data + begins, memory
+
+    def mapped(self, name: str, number: int) -> memoryview:
+        """Returns all mapped bytes of a ragged field in an open file."""
+        found = self.opened[number].mapped(name)
+        assert found is not None, "see `maps`"
+        return found.data
+
+    def whole(self, name: str) -> NDArray[np.uint8] | None:
+        """Returns all rows of a field as one mapped array, uint8 (N, row_bytes), or all bytes of a ragged one, (T,).
+
+        None where they are not one. To be touched within `holding`, and valid until `close`.
+        """
+        if self.file.is_whole:
+            with self.holding(self.table.of_shard(0, np.empty(0, np.int64))):
+                return self.opened[0].mapped(name) if name in self._bases else None
+        return self.joined.rows if self.joined is not None and name == "images" else None
+
+    def damaged(self, row: int, reason: str) -> FastloadError:
+        """Returns the error to raise for a row that is not what was packed, or cannot be decoded."""
+        return sample_error(self.file, row, reason)
+
+    def take(self, numbers: Sequence[int]) -> list[OpenFile]:
+        """Returns open files, which stay open until they are released as often as they were taken."""
+        with self._locked():
+            found = []
+            for number in numbers:
+                one = self.opened.get(number)
+                if one is None:
+                    one = self.opened[number] = self._open(number)
+                self.opened.move_to_end(number)
+                found.append(one)
+            for number in numbers:
+                self._users[number] = self._users.get(number, 0) + 1
+            if len(self.opened) > self.most_open:
+                idle = [number for number in self.opened if number not in self._users]
+                for number in idle[: len(self.opened) - self.most_open]:
+                    self._close(number)
+            return found
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """Lets files be closed that were taken."""
+        with self._locked():
+            for number in numbers:
+                left = self._users.get(number, 1) - 1
+                if left:
+                    self._users[number] = left
+                else:
+                    self._users.pop(number, None)
+
+    def _open(self, number: int) -> OpenFile:
+        header = read_shard(self.file, number)
+        if (watcher := self._watcher) is None:
+            one = OpenFile(header, self.fields, self.read, **self._options)
+        else:
+            header = watcher.opened(number, header)
+            changed = functools.partial(watcher.begin, number)
+            one = OpenFile(header, self.fields, self.read, changed=changed, **self._options)
+        if self.joined is not None:
+            self.joined.join(number, one.fd)
+        for name, bases in self._bases.items():
+            mapped = one.mapped(name)
+            assert mapped is not None, "it lies in one piece in every file"
+            bases[number] = mapped.ctypes.data
+        return one
+
+    def _close(self, number: int) -> None:
+        self.opened.pop(number).close()
+        if self._watcher is not None:
+            self._watcher.closed(number)
+
+    def _locked(self) -> threading.RLock:
+        """Returns the lock; after a fork a new one, as no thread is there to release what it held."""
+        if self._pid != os.getpid():
+            self._lock, self._pid, self._users = threading.RLock(), os.getpid(), {}
+        return self._lock
+
+    def close(self) -> None:
+        """Closes all files; nothing may be held. Calling it again does nothing."""
+        with self._locked():
+            for number in list(self.opened):
+                self._close(number)
+            self.joined = None
+
+
+class Held(AbstractContextManager[None]):
+    """Within it the files of rows are open, and nobody writes to them; see `Files.holding`."""
+
+    def __init__(self, files: Files, located: Located) -> None:
+        self._files, self._located = files, located
+        self._held: list[tuple[OpenFile, FileIdentity]] = []  # with the identity of each when it was held
+
+    def __enter__(self) -> None:
+        opened = self._files.take(self._located.numbers)
+        try:
+            for one in opened:
+                one.held.__enter__()
+                self._held.append((one, one.header.identity))
+                self._held[-1] = one, one.check_before()
+        except BaseException as exc:
+            self.__exit__(type(exc))
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        try:
+            for one, before in self._held:
+                if kind is None:
+                    one.check_still(before)
+                elif issubclass(kind, FastloadError):
+                    one.check_identity()  # what was damaged may be another file
+        finally:
+            while self._held:
+                self._held.pop()[0].held.__exit__(None, None, None)
+            self._files.release(self._located.numbers)

@@ -1,0 +1,249 @@
+"""`RemoteFiles`: the files of a dataset behind a URL: sparse copies in the cache, with the chunks of held rows."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import numpy as np
+
+from fastload.errors import FastloadError, FileChangedError, FormatError, MissingFileError
+from fastload.format.header import PackedFile
+from fastload.read.files import Files, Held, ResultT
+from fastload.read.identity import HeldOffWriters
+from fastload.read.linear import Read
+from fastload.read.open_file import OpenFile
+from fastload.read.table import Located
+from fastload.remote.cache import CacheLeftError, CacheLostError, DiskFullError
+from fastload.remote.fetch import ChunkFetcher
+from fastload.remote.shards import RemoteShards
+from fastload.timing.results import NETWORK
+from fastload.timing.stopwatch import lap
+
+_MOST_LOSSES = 10  # of the cache, one after another, before that is an error
+_MOST_AGAIN = 4
+
+
+class RemoteFiles(Files):
+    """The files of a dataset behind a URL. Threads may share it; after a fork copies are opened anew.
+
+    Args: as for `Files`.
+    """
+
+    def __init__(self, file: PackedFile, fields: Sequence[str], read: Read = "auto", **options: Any) -> None:
+        super().__init__(file, fields, read, **options)
+        self.remote = cast(RemoteShards, file.remote)
+        self.fetcher = self.remote.current()  # that open files are held by
+        self.chunked = [name for name in self.fields if name in self.remote.table.fields]  # fetched when rows are read
+        self._threads = Counter[int]()  # that have taken files, and how often
+        self._idle = threading.Condition(self._lock)  # no thread reads from open files
+        self._reopening = False
+
+    @property
+    def is_used_here(self) -> bool:
+        """Whether this thread has taken files."""
+        return threading.get_ident() in self._threads
+
+    def holding(self, located: Located, *, columns_only: bool = False) -> AbstractContextManager[None]:
+        return _HeldCopies(self, located, columns_only)
+
+    def chunks_of(self, located: Located) -> list[int]:
+        """Returns the chunks that rows lie in, each once; within `holding` their files."""
+        found: dict[int, None] = {}
+        table = self.remote.table
+        for name in self.chunked:
+            if name in table.rows:
+                chunks = table.of_rows(name, located.shard, located.there)
+                low = int(chunks.min())
+                found |= dict.fromkeys((np.flatnonzero(np.bincount(chunks - low)) + low).tolist())
+                continue
+            for number, rows, _ in located.parts:
+                offset, length = (np.empty(len(rows), np.int64) for _ in range(2))
+                self.opened[number].copy(f"{name}_offset", rows, offset)
+                self.opened[number].copy(f"{name}_bytes", rows, length)
+                found |= dict.fromkeys(table.of_bytes(name, number, offset, length).tolist())
+        return list(found)
+
+    def again(self, located: Located, work: Callable[[], ResultT]) -> ResultT:
+        """Returns what some work on these rows returns.
+
+        It is done again where a file was touched, where copies were lost, and where what came had changed on its way.
+        """
+        for left in range(_MOST_AGAIN, -1, -1):
+            try:
+                return super().again(located, work)
+            except (FastloadError, OSError) as exc:
+                if not left or not self._may_help(exc, located):
+                    raise
+        raise AssertionError("the last try returned or raised")
+
+    def _may_help(self, exc: Exception, located: Located) -> bool:
+        """Whether rows that could not be read can be now, as what was lost or changed on its way is fetched again."""
+        is_nested = self.is_used_here
+        if not is_nested and self.remote.is_lost({number: one.fd for number, one in self.opened.items()}):
+            self.leave(CacheLostError(self.file.path))
+            return True
+        if not isinstance(exc, FormatError):  # DamagedRowError is one
+            return False
+        damaged = located
+        if rows := getattr(exc, "rows", ()):
+            damaged = self.table.locate(np.array(rows, np.int64))
+        with self.holding(damaged, columns_only=True):
+            chunks = [self._header(number) for number in damaged.numbers] + self.chunks_of(damaged)
+            for number in damaged.numbers:  # a writer of this process would wait for this thread
+                if isinstance(held := self.opened[number].held_sparse, HeldOffWriters):
+                    held.let_go()
+            repaired = self.remote.repaired(chunks)
+        if repaired and not is_nested:
+            self._reopen()
+        return repaired
+
+    def take(self, numbers: Sequence[int]) -> list[OpenFile]:
+        with self._locked():
+            # Who has some open already gets others, too: `_reopen` waits until it has none.
+            is_user = self.is_used_here
+            while self._reopening and not is_user:
+                self._idle.wait()
+            if self.remote.current() is not self.fetcher and not is_user:
+                raise CacheLostError(self.file.path)  # another thread has left it
+            found = super().take(numbers)
+            self._threads[threading.get_ident()] += 1
+            return found
+
+    def release(self, numbers: Sequence[int]) -> None:
+        with self._locked():
+            thread = threading.get_ident()
+            self._threads[thread] -= 1
+            if self._threads[thread] <= 0:
+                del self._threads[thread]
+            super().release(numbers)
+            if self._reopening:
+                self._idle.notify_all()
+
+    def leave(self, why: CacheLeftError) -> None:
+        """Has rows read from memory, where the disk is full, or else from copies that are made anew.
+
+        It waits until no thread reads from the open files, and closes them.
+        """
+        if isinstance(why, DiskFullError):
+            self.remote.leave_disk()
+        elif self.fetcher is self.remote.current():
+            self.remote.open_anew(self.fetcher)
+        if self.fetcher is not self.remote.current():
+            self._reopen()
+
+    def _reopen(self) -> None:
+        """Closes all files when no thread reads from them, so that they are opened as they are then."""
+        with self._locked():
+            while self._reopening:
+                self._idle.wait()
+            self._reopening = True
+            try:
+                while self._users:
+                    self._idle.wait()
+                for number in list(self.opened):
+                    self._close(number)
+                self.fetcher = self.remote.current()
+                if self.joined is not None:
+                    self.joined.forget()
+            finally:
+                self._reopening = False
+                self._idle.notify_all()
+
+    def _locked(self) -> threading.RLock:
+        if self._pid != os.getpid():
+            super()._locked()
+            self._threads, self._idle = Counter(), threading.Condition(self._lock)
+            self.fetcher = self.remote.current()
+            self.opened.clear()  # the parent holds their headers, this process has to hold them itself
+            if self.joined is not None:
+                self.joined.forget()
+        return self._lock
+
+    def _header(self, number: int) -> int:
+        return int(self.remote.table.headers[number])
+
+    def _open(self, number: int) -> OpenFile:
+        lap("reading")
+        self.fetcher.hold([self._header(number)])
+        lap(NETWORK)
+        try:
+            return super()._open(number)
+        except BaseException as exc:
+            self.fetcher.release([self._header(number)])
+            if isinstance(exc, FormatError | MissingFileError) and self.remote.has_lost_header(number):
+                raise CacheLostError(self.file.path) from exc
+            raise
+
+    def _close(self, number: int) -> None:
+        super()._close(number)
+        self.fetcher.release([self._header(number)])
+
+
+class _HeldCopies(Held):
+    """Within it the chunks of rows are in the copies of their files, and stay there."""
+
+    def __init__(self, files: RemoteFiles, located: Located, columns_only: bool) -> None:
+        super().__init__(files, located)
+        self._copies, self._columns_only = files, columns_only
+        self._sparse: list[HeldOffWriters | nullcontext[None]] = []  # of copies
+        self._fetcher: ChunkFetcher | None = None  # that holds the chunks
+        self._chunks: list[int] = []
+
+    def __enter__(self) -> None:
+        for left in range(_MOST_LOSSES, -1, -1):
+            try:
+                return self._enter()
+            except CacheLeftError as exc:
+                if self._copies.is_used_here or not left:
+                    raise
+                self._copies.leave(exc)
+
+    def _enter(self) -> None:
+        is_nested = self._copies.is_used_here
+        opened = self._copies.take(self._located.numbers)
+        try:
+            self._hold(opened, is_nested)
+        except BaseException as exc:
+            self.__exit__(type(exc))
+            raise
+
+    def _hold(self, opened: Sequence[OpenFile], is_nested: bool) -> None:
+        """Holds the chunks; and their copies, as long as nobody is about to write to these."""
+        files, table = self._copies, self._copies.remote.table
+        if len(self._located) and not self._columns_only:
+            if not is_nested and any(name not in table.rows for name in files.chunked):  # only the copies say which
+                self._require_copies(opened)
+            chunks = files.chunks_of(self._located)
+            files.remote.check_held(chunks)
+            lap("reading")
+            files.fetcher.hold(chunks)
+            lap(NETWORK)
+            self._fetcher, self._chunks = files.fetcher, chunks
+        if is_nested:  # its data were there before, in files that are open
+            return
+        try:
+            for one in opened if not files.fetcher.is_fetching else ():
+                one.held_sparse.__enter__()
+                self._sparse.append(one.held_sparse)
+        except (FileChangedError, MissingFileError) as exc:  # in a fork, which opens it by its name
+            raise CacheLostError(files.file.path) from exc
+        self._require_copies(opened)
+
+    def _require_copies(self, opened: Sequence[OpenFile]) -> None:
+        """Raises CacheLostError where copies are no longer the open files."""
+        numbers = self._located.numbers
+        if self._copies.remote.is_lost({number: one.fd for number, one in zip(numbers, opened, strict=True)}):
+            raise CacheLostError(self._copies.file.path)
+
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        if self._fetcher is not None:
+            self._fetcher.release(self._chunks)
+            self._fetcher = None
+        while self._sparse:
+            self._sparse.pop().__exit__(None, None, None)
+        super().__exit__(kind)

@@ -1,0 +1,184 @@
+"""`Rows`: gathers rows of a dataset into memory that is there already.
+
+One call a batch, from any number of threads. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FormatError, OptionError
+from fastload.format.header import PackedFile
+from fastload.format.shards import split_of
+from fastload.format.texts import text_lists
+from fastload.read.encoded import EncodedRows
+from fastload.read.fields import with_counts
+from fastload.read.files import Files, ResultT
+from fastload.read.linear import Read
+from fastload.read.row_check import Check, RowCheck
+from fastload.read.table import Located, index_columns
+
+
+class Rows:
+    """Reads any rows of some fields of a dataset. Threads may share it, it survives a fork, and it cannot be pickled.
+
+    Args:
+        fields: those that are read, whatever `files` opens more.
+        files: where the rows lie.
+        verify: as in `EncodedRows`; called before Pillow decodes a JPEG that libjpeg refuses.
+        check: compares rows with their digests; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        fields: Sequence[str],
+        files: Files,
+        *,
+        verify: Callable[[PackedFile, int], None] | None = None,
+        check: RowCheck | None = None,
+    ) -> None:
+        self.file, self.files, self._check = files.file, files, check
+        kinds = {name: self.file.fields[name] for name in [*fields, *(check.needed if check else ())]}
+        # Small fields first: the pixels push everything else out of the CPU's cache.
+        plain = sorted((not field.linear, field.row_bytes, name) for name, field in kinds.items() if not field.ragged)
+        self._plain = [name for _, _, name in plain]
+        self._encoded = {name: EncodedRows(files, name, verify) for name, field in kinds.items() if field.ragged}
+
+    def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
+        """Copies rows of the dataset into the arrays given, and returns the number of bytes copied.
+
+        With `check` the rows are compared first, also in fields that no array is given for: call it, with or without
+        arrays, before `decoded`, and before reading from `mapped` or `encoded`.
+
+        Args:
+            rows: int64, (B,), any order, repeats allowed.
+            outs: field -> C-contiguous array (B, ...) of the field's dtype in native byte order; arrays of other names
+                are left alone. Fields whose rows differ in shape are read by `decoded`.
+
+        Raises:
+            IndexError: a row is outside the dataset.
+            DamagedRowError: rows are not what was packed; names the first one, and has the numbers of all.
+            FormatError: a row cannot be decoded; names its sample.
+            FileChangedError: a file was replaced, truncated or written to since its header was read.
+        """
+        located = self.files.table.locate(rows)
+        known = {name: out for name, out in outs.items() if name in self.file.fields}
+        if len(located.numbers) <= self.files.most_open:
+            return self._within(located, lambda: self._gathered(located, known))
+        copied = 0  # not so many files are open at a time
+        for at in located.groups(self.files.most_open):
+            some = {name: np.empty((len(at), *out.shape[1:]), out.dtype) for name, out in known.items()}
+            copied += self.gather(rows[at], some)
+            for name, values in some.items():
+                known[name][at] = values
+        return copied
+
+    def within(self, rows: NDArray[np.int64], work: Callable[[], ResultT]) -> ResultT:
+        """Returns what `work` does while the files of rows are held, so that what is mapped may be touched.
+
+        It is done again where a file was touched meanwhile, or what came over a network had changed on its way.
+
+        Raises IndexError and FileChangedError as `gather` does.
+        """
+        return self._within(self.files.table.locate(rows), work)
+
+    def _within(self, located: Located, work: Callable[[], ResultT]) -> ResultT:
+        def held() -> ResultT:
+            with self.files.holding(located):
+                return work()
+
+        return self.files.again(located, held)
+
+    def _gathered(self, located: Located, outs: Mapping[str, NDArray[Any]]) -> int:
+        plain = {name: outs[name] for name in self._plain if name in outs}
+        if self._check is not None and len(due := self._check.due(located.rows)):
+            self._check.gather(located, due, plain, self.files, self._encoded)
+        else:
+            for name, out in plain.items():
+                self.files.copy(name, located, out)
+        if "split" in plain and self.file.is_index:  # its numbers mean other splits in each shard
+            plain["split"][...] = split_of(self.file.splits, located.rows)
+        for name, encoded in self._encoded.items():
+            if name in outs:
+                assert not self.file.fields[name].varied, f"rows of {name} do not fit into one array"
+                encoded.decoded(located.rows, outs[name])
+        return sum(out.nbytes for name, out in outs.items() if name in plain or name in self._encoded)
+
+    @property
+    def compares(self) -> bool:
+        """Whether there are rows that `gather` compares with their digests."""
+        return self._check is not None and not self._check.all_seen
+
+    def decoded(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """Decodes rows of a ragged field, unchecked; returns an array for each: (H, W, C), masks (H, W)."""
+        return self.within(rows, lambda: self._encoded[name].decoded(rows))
+
+    def texts(self, name: str, rows: NDArray[np.int64]) -> list[Any]:
+        """Returns the texts of rows, unchecked: a str each, or a list of them; `with_counts` says of which fields.
+
+        Raises IndexError and FileChangedError as `gather` does.
+        """
+        fields = {one: self.file.fields[one] for one in with_counts(self.file, [name])}
+        arrays = {one: np.empty((len(rows), *field.shape), field.dtype) for one, field in fields.items()}
+        self.files.columns(rows, arrays)
+        return text_lists(arrays.pop(name), *arrays.values())
+
+    def encoded(self, name: str) -> EncodedRows:
+        """Returns the reader of a ragged field's encoded bytes, to be used like `mapped`."""
+        return self._encoded[name]
+
+    def mapped(self, name: str) -> NDArray[np.uint8] | None:
+        """Returns all rows of a field as one array, uint8 (N, row_bytes), read-only; None where they are not one.
+
+        Valid until `close`, and to be touched within `within`.
+        """
+        return self.files.whole(name)
+
+    def close(self) -> None:
+        """Closes what it opened; no gather may be running. Calling it again does nothing."""
+        self.files.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("Rows hold open files and cannot be pickled; pickle a PackedDataset")
+
+
+def open_rows(
+    file: PackedFile,
+    fields: Sequence[str],
+    read: Read = "auto",
+    *,
+    cache_chunks: int = 8,
+    windows: bool = False,
+    verify: Callable[[PackedFile, int], None] | None = None,
+    check: Check | None = None,
+) -> Rows:
+    """Returns a reader of some fields of a dataset; the caller closes it.
+
+    Args:
+        read, cache_chunks, windows: as in `Files`.
+        verify: as in `Rows`.
+        check: when `gather` compares rows with their digests, of files that fastload wrote; None: never.
+
+    Raises:
+        OptionError: unknown field or `read`.
+        FormatError: the index of a ragged field cannot be read row by row.
+    """
+    for name in fields:
+        if name not in file.fields:
+            raise OptionError(f"{file.name}: no field {name!r}; it has {', '.join(file.fields)}")
+    row_check = None if check is None else RowCheck(file, fields, check)
+    opened = [*fields, *(row_check.needed if row_check else ())]
+    for name in [name for name in opened if file.fields[name].ragged is not None]:
+        columns = index_columns(file, name).values()
+        if not all(file.fields[column].linear for column in columns):
+            raise FormatError(f"{file.path}: the index of {name!r} does not lie in one piece. Pack it again.")
+        opened += columns
+    kind = Files
+    if file.remote is not None:
+        from fastload.read.remote_files import RemoteFiles as kind  # imports what files of this machine do not need
+    files = kind(file, opened, read, cache_chunks=cache_chunks, windows=windows, watcher=row_check)
+    return Rows(fields, files, verify=verify, check=row_check)

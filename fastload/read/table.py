@@ -1,0 +1,106 @@
+"""`RowTable`: where the rows of a dataset lie: in which of its shards, and for ragged fields at which bytes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.format.digests import KEEPS_GIL
+from fastload.format.header import PackedFile
+from fastload.format.ragged import INDEX_DTYPES, RaggedIndex, index_names
+
+
+class ShardPart(NamedTuple):
+    """The rows of a batch that lie in one shard: their numbers there, and their positions in the batch, int64 (n,)."""
+
+    shard: int
+    rows: NDArray[np.int64]
+    at: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Located:
+    """Rows of a dataset, int64 (B,) each: their numbers, the shard of each, and its row there.
+
+    `only`: the shard that all of them lie in, where that is known; else -1.
+    """
+
+    rows: NDArray[np.int64]
+    shard: NDArray[np.int64]
+    there: NDArray[np.int64]
+    only: int = -1
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The shards that they lie in, ascending."""
+        if self.only >= 0:
+            return [self.only]
+        found: list[int] = np.flatnonzero(np.bincount(self.shard)).tolist()
+        return found
+
+    @cached_property
+    def parts(self) -> list[ShardPart]:
+        """The rows shard by shard."""
+        if len(self.numbers) == 1:
+            return [ShardPart(self.numbers[0], self.there, np.arange(len(self)))]
+        order = np.argsort(self.shard, kind="stable")
+        cuts = np.flatnonzero(np.diff(self.shard[order])) + 1
+        return [ShardPart(int(self.shard[at[0]]), self.there[at], at) for at in np.split(order, cuts) if len(at)]
+
+    def some(self, at: NDArray[np.int64]) -> Located:
+        """Returns those at these positions, int64 (n,)."""
+        return Located(self.rows[at], self.shard[at], self.there[at], self.only)
+
+    def groups(self, most: int) -> Iterator[NDArray[np.int64]]:
+        """Yields positions, int64 (n,), of rows that lie in so many shards or fewer."""
+        for first in range(0, len(self.parts), most):
+            yield np.concatenate([part.at for part in self.parts[first : first + most]])
+
+
+@dataclass(frozen=True, eq=False)
+class LocatedIndex(RaggedIndex):
+    """Index entries of rows of a ragged field; offsets are of their shards' bytes."""
+
+    shard: NDArray[np.int64]
+
+
+class RowTable:
+    """Where the rows of a dataset lie; of a file that is no index, in the file itself."""
+
+    def __init__(self, file: PackedFile) -> None:
+        self._file, self._shards = file, file.shards
+        self._only = 0 if len(file.shards.names) == 1 else -1
+
+    def locate(self, rows: NDArray[np.int64]) -> Located:
+        """Returns where rows lie, int64 (B,). IndexError: one is outside the dataset."""
+        check_rows(rows, self._file.num_rows, self._file.name)
+        return Located(rows, *self._shards.locate(rows), self._only)
+
+    def of_shard(self, shard: int, there: NDArray[np.int64]) -> Located:
+        """Returns rows of one shard, by their numbers there; their numbers in the dataset are not known."""
+        return Located(there, np.broadcast_to(np.int64(shard), len(there)), there, shard)
+
+
+def index_columns(file: PackedFile, name: str) -> dict[str, str]:
+    """Returns the datasets that are the index of a ragged field, by their meaning: "offset", "bytes", "shape", ..."""
+    found = {part: f"{name}_{part}" for part in INDEX_DTYPES if f"{name}_{part}" in index_names(name)}
+    if "shape" not in found and "images_shape" in file.fields:  # a mask has its image's size
+        found["shape"] = "images_shape"
+    return found
+
+
+def check_rows(rows: NDArray[np.int64], num_rows: int, what: object) -> None:
+    """Raises IndexError, naming the first row outside [0, num_rows). Gathers clip, so a bad row would pass unseen."""
+    unsigned = rows.view(np.uint64)  # a negative row is then larger than any
+    for first in range(0, len(rows), KEEPS_GIL):
+        if unsigned[first : first + KEEPS_GIL].max() >= num_rows:
+            bad = rows[unsigned >= num_rows][0]
+            raise IndexError(f"{what}: row {bad} is outside 0..{num_rows - 1}")
