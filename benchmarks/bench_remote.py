@@ -51,7 +51,7 @@ import numpy as np
 import harness
 from bench_scale import random_array
 from fastload import ChunkWindow, FastLoader, PackedDataset, Remote, pack_images
-from fastload.read.sharded import ShardedReader
+from fastload.read.rows import open_rows
 from fastload.remote.client import open_client
 from fastload.remote.open_url import open_remote
 from fastload.remote.shards import RemoteShards
@@ -429,7 +429,7 @@ def read_for_ever(url: str, cache: str, limit: int, seed: int) -> None:
     """Reads random rows until it is killed; the body of a process, which needs no torch."""
     chance = np.random.default_rng(seed)
     file = open_remote(url, Remote(cache=cache, max_bytes=limit, in_flight=8))
-    reader = ShardedReader(file, ["images"], "map", check="always")
+    reader = open_rows(file, ["images"], "map", check="always")
     out = {"images": np.empty((64, *ROW_SHAPE), np.uint8)}
     while True:
         first = int(chance.integers(0, file.num_rows - 100))

@@ -61,7 +61,7 @@ from fastload.format.writer import PixelSpec, chunk_rows_for, create_file, dump_
 from fastload.pack.index import index_files, write_index
 from fastload.pack.shards import shard_path, whole_pages
 from fastload.plan import ChunkPieces, ChunkWindow, EpochPlan
-from fastload.read.sharded import ShardedReader
+from fastload.read.rows import open_rows
 
 ROW_SHAPE = (32, 32, 3)
 BATCH_SIZE = 256
@@ -310,7 +310,7 @@ class SomeShards:
                     pack_images(array, parts[-1], **words)
             index_files(parts, odd)
         for path, wanted in ((joined, True), (odd, False)):
-            with contextlib.closing(ShardedReader(read_header(path), ["images"], "map")) as reader:
+            with contextlib.closing(open_rows(read_header(path), ["images"], "map")) as reader:
                 assert (reader.mapped("images") is not None) == wanted, f"{path}: joined: {not wanted}"
         return one, {"joined": joined, "odd": odd}
 

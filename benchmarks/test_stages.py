@@ -20,7 +20,7 @@ from fastload.format.header import read_header
 from fastload.images.decode import decode_image
 from fastload.images.fit import Target
 from fastload.plan import EpochPlan, permute
-from fastload.read.reader import RowReader
+from fastload.read.rows import open_rows
 from fastload.transforms import CenterCrop, Draws, Normalize, RandomCrop, RandomHorizontalFlip
 from sample_files import write_packed
 
@@ -82,7 +82,7 @@ def test_permute_8192_positions(benchmark):
 def test_read_gather_one_batch(benchmark, packed):
     rows = np.random.default_rng(1).permutation(ROWS)[:BATCH].astype(np.int64)
     out = np.empty((BATCH, HEIGHT, WIDTH, 3), np.uint8)
-    reader = RowReader(read_header(packed), ("images",))
+    reader = open_rows(read_header(packed), ("images",))
     try:
         benchmark(reader.gather, rows, {"images": out})
     finally:

@@ -38,7 +38,7 @@ from fastload.pack.shards import whole_pages
 from fastload.read import sharded
 from fastload.read.columns import open_columns
 from fastload.read.linear import MappedShards
-from fastload.read.sharded import ShardedReader
+from fastload.read.rows import open_rows
 from fastload.repack import Choice, append_images, merge_files, repack_file
 from fastload.system import native
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
@@ -55,11 +55,11 @@ def shard(path: Path, rows: int, *, seed: int, splits: dict[str, int] | None = N
 
 
 def gathered(file: Path, rows: np.ndarray, **options: object) -> dict[str, np.ndarray]:
-    """What a `ShardedReader` gives of an index."""
+    """What a `Rows` gives of an index."""
     header = read_header(file)
     names = [name for name, field in header.fields.items() if name != "key" and field.ragged is None]
     outs = {name: np.empty((len(rows), *header.fields[name].shape), header.fields[name].dtype) for name in names}
-    reader = ShardedReader(header, names, **options)  # type: ignore[arg-type]
+    reader = open_rows(header, names, **options)  # type: ignore[arg-type]
     reader.gather(rows, outs)
     reader.close()
     return outs
@@ -123,7 +123,7 @@ def test_a_shard_that_is_not_the_one_is_an_error_before_its_first_row(tmp_path):
     out = {"images": np.empty((2, *SIZE), np.uint8)}
 
     def read(rows: list[int]) -> None:
-        reader = ShardedReader(header, ["images"], check="first")
+        reader = open_rows(header, ["images"], check="first")
         try:
             reader.gather(np.array(rows), out)
         finally:
@@ -153,7 +153,7 @@ def test_a_shard_that_is_not_the_one_is_an_error_before_its_first_row(tmp_path):
 def test_a_shard_that_is_truncated_in_use_is_an_error_and_not_the_end_of_the_process(tmp_path):
     files = [shard(tmp_path / f"s{i}.h5", 6, seed=i, size=PAGES) for i in range(3)]
     index_files(files, tmp_path / "out.h5")
-    reader = ShardedReader(read_header(tmp_path / "out.h5"), ["images"])
+    reader = open_rows(read_header(tmp_path / "out.h5"), ["images"])
     out = {"images": np.empty((18, *PAGES), np.uint8)}
     reader.gather(np.arange(18), out)
     os.truncate(files[2], 5000)
@@ -168,7 +168,7 @@ def test_few_files_are_open_at_a_time(tmp_path, monkeypatch):
     index_files(files, tmp_path / "out.h5")
     monkeypatch.setattr(resource, "getrlimit", lambda what: (40, 40))
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    reader = ShardedReader(read_header(tmp_path / "out.h5"), ["images", "labels"], check="first")
+    reader = open_rows(read_header(tmp_path / "out.h5"), ["images", "labels"], check="first")
     out = {"images": np.empty((1, *SIZE), np.uint8), "labels": np.empty(1, np.int64)}
     for row in [*range(24), *range(24)]:
         reader.gather(np.array([row]), out)
@@ -188,7 +188,7 @@ def test_few_files_are_open_at_a_time(tmp_path, monkeypatch):
 def test_a_fork_while_a_thread_opens_a_shard_reads_all_of_them(tmp_path, monkeypatch):
     files = [shard(tmp_path / f"s{i}.h5", 6, seed=i) for i in range(3)]
     index_files(files, tmp_path / "out.h5")
-    reader = ShardedReader(read_header(tmp_path / "out.h5"), ["images"])
+    reader = open_rows(read_header(tmp_path / "out.h5"), ["images"])
     out = {"images": np.empty((18, *SIZE), np.uint8)}
     expected = np.concatenate([of_one_file(file, np.arange(6))["images"] for file in files])
     opening, go_on = threading.Event(), threading.Event()
@@ -230,7 +230,7 @@ def test_what_is_damaged_has_the_number_that_it_has_in_the_index(tmp_path):
     assert verify_file(tmp_path / "out.h5", shard=1).ok and not verify_file(tmp_path / "out.h5", shard=2).ok
     with pytest.raises(OptionError, match="no shard 3"):
         verify_file(tmp_path / "out.h5", shard=3)
-    reader = ShardedReader(read_header(tmp_path / "out.h5"), ["images"], check="first")
+    reader = open_rows(read_header(tmp_path / "out.h5"), ["images"], check="first")
     with pytest.raises(FormatError, match=r"s2.h5: sample 's2/003' \(row 3\)") as caught:
         reader.gather(np.array([0, 15]), {"images": np.empty((2, *SIZE), np.uint8)})
     assert caught.value.rows == (15,)  # type: ignore[attr-defined]

@@ -252,7 +252,7 @@ class CheckedSamples:
 
 
 class _Shard(NamedTuple):
-    """What is known of a file: the rows of the dataset with an impossible index entry, by field; digests of its rows."""
+    """What is known of a file: by field the dataset's rows with an impossible index entry; the digests of its rows."""
 
     impossible: dict[str, set[int]]
     digests: NDArray[np.uint64]

@@ -56,7 +56,7 @@ class _Seen:
 
 
 class _KnownDigests:
-    """The digests of rows of a file in one dataset, which are those that were compared with the header when it was read.
+    """The digests of a file's rows in one dataset, those that were compared with the header when it was read.
 
     They are read in blocks when a row needs one, compared with what was kept of each block, and kept themselves: 8
     bytes a row that somebody reads, up to 2**24 rows. Any thread may call it.
@@ -304,7 +304,7 @@ class RowCheck:
         files: Files,
         wrong: dict[int, str],
     ) -> dict[str, NDArray[Any]]:
-        """Copies pixels that are not ragged; returns those of the rows that are due, and adds rows that are unreadable."""
+        """Copies pixels that are not ragged; returns those of rows that are due, and adds those that are unreadable."""
         arrays: dict[str, NDArray[Any]] = {}
         for name in names:
             field = self._file.fields[name]

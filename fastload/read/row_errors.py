@@ -26,7 +26,7 @@ from fastload.system.text import text_of
 
 
 def holder_of(file: PackedFile, row: int) -> tuple[PackedFile, int]:
-    """Returns the header of the file that holds a row of a dataset, and its row there; as given if that is unreadable."""
+    """Returns the header of the file that holds a row of a dataset, and its row there; as given if it is unreadable."""
     numbers, rows = file.shards.locate(np.array([row]))
     with suppress(FastloadError, OSError):
         return read_shard(file, int(numbers[0])), int(rows[0])

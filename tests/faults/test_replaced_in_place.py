@@ -34,7 +34,7 @@ from fastload.format.valid import Hdf5File
 from fastload.inspection.preview import make_preview
 from fastload.read import row_check
 from fastload.read.linear import MappedRows, PreadRows
-from fastload.read.reader import RowReader
+from fastload.read.rows import open_rows
 from fastload.repack import append_images, repack_file
 from fastload.transforms import RandomResizedCrop
 from sample_files import write_packed
@@ -316,7 +316,7 @@ def test_digests_are_read_in_blocks_that_are_what_they_were(tmp_path, monkeypatc
     shutil.copyfile(path, sparse)
     file = with_digests(read_header(sparse))
     file = replace(file, identity=file.identity._replace(mtime_ns=-1))
-    with closing(RowReader(file, ["images"], check="always")) as reader:
+    with closing(open_rows(file, ["images"], check="always")) as reader:
         out = {"images": np.empty((8, 12, 10, 3), np.uint8)}
         reader.gather(np.arange(8), out)
         write_over([(sparse, one(tmp_path / "b.h5", other=True, rows=60).read_bytes())])

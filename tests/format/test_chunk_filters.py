@@ -227,13 +227,13 @@ import sys
 import numpy as np
 from fastload.format.header import read_header
 from fastload.inspection.info import inspect_file
-from fastload.read.reader import RowReader
+from fastload.read.rows import open_rows
 
 def read(path):
     file = read_header(path)
     out = np.empty((1, 6, 10, 3), np.uint8)
     try:
-        RowReader(file, ["images"]).gather(np.array([9]), {"images": out})
+        open_rows(file, ["images"]).gather(np.array([9]), {"images": out})
         print(*file.fields["images"].filters, out.sum())
     except Exception as exc:
         print(type(exc).__name__, exc)

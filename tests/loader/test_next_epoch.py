@@ -23,7 +23,7 @@ from fastload.prefetch.process_stream import PREFETCH
 from fastload.prefetch.ring import SLACK, slot_bytes
 from fastload.prefetch.sample_worker import BatchRequest, BatchResult, Filler
 from fastload.prefetch.shared_memory import SharedMemory
-from fastload.read.reader import RowReader
+from fastload.read.rows import Rows
 
 N = 48
 PACKED = {"rows": N, "size": (20, 16, 3), "seed": 1, "chunk_rows": 8}
@@ -72,13 +72,13 @@ def content(batch):
 @pytest.fixture
 def read_rows(monkeypatch):
     """Rows that reading threads were asked for, a list for each request."""
-    asked, gather = [], RowReader.gather
+    asked, gather = [], Rows.gather
 
     def noting(self, rows, outs):
         asked.append(rows.tolist())
         return gather(self, rows, outs)
 
-    monkeypatch.setattr(RowReader, "gather", noting)
+    monkeypatch.setattr(Rows, "gather", noting)
     return asked
 
 

@@ -167,9 +167,9 @@ def test_a_wait_without_a_timeout_is_warned_of_once_with_the_same_words(packed, 
 @pytest.fixture
 def hangs(monkeypatch):
     """Reading row 21 hangs until the event is set; its `begun` is set when it begins to."""
-    from fastload.read.reader import RowReader
+    from fastload.read.rows import Rows
 
-    opened, gather = threading.Event(), RowReader.gather
+    opened, gather = threading.Event(), Rows.gather
     opened.begun = threading.Event()
 
     def hanging(self, rows, arrays):
@@ -178,7 +178,7 @@ def hangs(monkeypatch):
             opened.wait()
         return gather(self, rows, arrays)
 
-    monkeypatch.setattr(RowReader, "gather", hanging)
+    monkeypatch.setattr(Rows, "gather", hanging)
     yield opened
     opened.set()
 

@@ -30,7 +30,7 @@ from fastload.plan import ChunkWindow, MixedEcho
 from fastload.plan.state import state_from_dict
 from fastload.prefetch.cached_feed import RowCache
 from fastload.prefetch.ring import Ring
-from fastload.read.reader import RowReader
+from fastload.read.rows import Rows
 from fastload.transforms import Normalize, RandomHorizontalFlip
 from fastload.transforms.engine.placement import ImageRows
 
@@ -168,7 +168,7 @@ def test_foreign_and_compressed_files_are_read_and_kept_too(tmp_path, shape, axe
 
 @pytest.mark.parametrize("cache", ["device", "host"])
 def test_the_file_is_read_once_in_its_order_and_never_again(packed, cache, monkeypatch, caplog):
-    gather, rows_read = RowReader.gather, []
+    gather, rows_read = Rows.gather, []
     lock = threading.Lock()
 
     def counted(self, rows, outs):
@@ -176,7 +176,7 @@ def test_the_file_is_read_once_in_its_order_and_never_again(packed, cache, monke
             rows_read.extend(rows.tolist())
         return gather(self, rows, outs)
 
-    monkeypatch.setattr(RowReader, "gather", counted)
+    monkeypatch.setattr(Rows, "gather", counted)
     monkeypatch.setattr(fastload.prefetch.cached_feed, "_LOAD_BYTES", 4 * ROW_BYTES)  # many batches, and a short one
     caplog.set_level(logging.INFO, "fastload")
     dataset = PackedDataset(packed, split="val")

@@ -23,7 +23,7 @@ from fastload.images.decode import upright
 from fastload.images.decode_part import decode_row
 from fastload.images.jpeg import scan_jpeg
 from fastload.prefetch import device_decoder
-from fastload.read.reader import RowReader
+from fastload.read.rows import Rows
 from fastload.transforms import (
     CenterCrop,
     ColorJitter,
@@ -487,7 +487,7 @@ def test_jpegs_that_exif_turns_are_turned_on_the_device(tmp_path, monkeypatch, o
     def refuse(*args):
         raise AssertionError("decoded by the CPU")
 
-    monkeypatch.setattr(RowReader, "decoded", refuse)
+    monkeypatch.setattr(Rows, "decoded", refuse)
     assert_alike(batches(path, TRAINING), expected)
 
 

@@ -14,7 +14,7 @@ from fastload.format.chunk_filters import FilteredChunks
 from fastload.format.header import read_header
 from fastload.plan import ChunkWindow, EpochPlan
 from fastload.read.hdf5_chunks import ChunkedRows
-from fastload.read.reader import RowReader
+from fastload.read.rows import open_rows
 from fastload.system.threads import in_threads
 
 
@@ -103,7 +103,7 @@ def test_an_epoch_in_windows_decodes_each_chunk_once(tmp_path, decoded, window, 
         hdf5.create_dataset("images", data=data, chunks=(8, 4, 4, 3), compression="gzip")
         hdf5.create_dataset("masks", data=data[..., 0], chunks=(3, 4, 4), compression="gzip")
     file = read_header(tmp_path / "a.h5")
-    reader = RowReader(file, ["images", "masks"], cache_chunks=2 * window)
+    reader = open_rows(file, ["images", "masks"], cache_chunks=2 * window)
     plan = EpochPlan(range(300), chunk_rows=8, shuffle=ChunkWindow(window), batch_size=batch_size, ends="drop")
     touched = set()
     for batch in plan.batches(0):

@@ -17,7 +17,7 @@ from fastload.format.codecs import Codec
 from fastload.format.header import read_header
 from fastload.format.ragged import JPEG, RAW, ZSTD, Column, RaggedExtent, RaggedIndex
 from fastload.read.ragged_rows import impossible_rows, sample_error
-from fastload.read.reader import RowReader
+from fastload.read.rows import open_rows
 from sample_files import write_ragged
 
 READS = pytest.mark.parametrize("read", ["map", "pread"])
@@ -55,13 +55,13 @@ def uniform(tmp_path):
 @READS
 def test_rows_of_several_sizes_come_back_in_any_order_from_a_reader_that_threads_share(tmp_path, read):
     path, images, masks = varied(tmp_path, chunk_bytes=100)
-    reader = RowReader(read_header(path), ["images", "masks"], read)
+    reader = open_rows(read_header(path), ["images", "masks"], read)
     for name, expected in (("images", images), ("masks", masks)):
         found = reader.decoded(name, ROWS)
         assert [each.shape for each in found] == [expected[row].shape for row in ROWS]
         assert all(np.array_equal(each, expected[row]) for each, row in zip(found, ROWS, strict=True))
         assert all(each.flags.writeable and each.flags.c_contiguous for each in found)
-    stored = reader.ragged("images")
+    stored = reader.encoded("images")
     index = stored.index(ROWS)
     assert index.encoding.tolist() == [RAW, RAW, RAW, RAW, JPEG]
     assert index.shape.tolist() == [list(images[row].shape) for row in ROWS]
@@ -86,7 +86,7 @@ def test_sixteen_bits_and_compressed_rows_come_back(tmp_path):
         file["images"][: len(frame)] = np.frombuffer(frame, np.uint8)
         file["images_bytes"][0], file["images_encoding"][0] = len(frame), ZSTD
     images[0][:] = 0
-    decoded = RowReader(read_header(path), ["images"]).decoded("images", np.arange(2))
+    decoded = open_rows(read_header(path), ["images"]).decoded("images", np.arange(2))
     for found, expected in zip(decoded, images, strict=True):
         assert found.dtype == np.uint16 and np.array_equal(found, expected)
 
@@ -94,13 +94,13 @@ def test_sixteen_bits_and_compressed_rows_come_back(tmp_path):
 @READS
 def test_rows_of_one_size_are_gathered_like_any_others_and_none_of_another_size(tmp_path, read):
     path, images = uniform(tmp_path)
-    reader = RowReader(read_header(path), ["images"], read)
+    reader = open_rows(read_header(path), ["images"], read)
     out = np.empty((len(ROWS), 6, 4, 3), np.uint8)
     assert reader.gather(ROWS, {"images": out}) == out.nbytes
     assert np.array_equal(out, images[ROWS])
     with h5py.File(path, "r+") as file:
         file["images_shape"][1] = (4, 6, 3)
-    reader = RowReader(read_header(path), ["images"])
+    reader = open_rows(read_header(path), ["images"])
     with pytest.raises(FormatError, match="row 1 of 'images' cannot be"):
         reader.gather(np.arange(3), {"images": np.empty((3, 6, 4, 3), np.uint8)})
 
@@ -111,7 +111,7 @@ def test_an_index_that_cannot_be_is_refused_with_its_row(tmp_path, read, dataset
     path, _, _ = varied(tmp_path)
     with h5py.File(path, "r+") as file:
         file[dataset][row] = value
-    reader = RowReader(read_header(path), ["images"], read)
+    reader = open_rows(read_header(path), ["images"], read)
     with pytest.raises(FormatError, match=rf"a\.h5: row {row} of 'images' cannot be: .* pack it again"):
         reader.decoded("images", np.array([1, row, 2]))
     assert len(reader.decoded("images", np.array([1, 2]))) == 2, "the others are read"
@@ -124,14 +124,14 @@ def test_a_jpeg_and_a_mask_damaged_after_packing_are_named(tmp_path, read):
         begin, length = int(file["images_offset"][1]), int(file["images_bytes"][1])
         file["images"][begin + length // 3 : begin + length] = 0
         file["masks_encoding"][3] = ZSTD
-    reader = RowReader(read_header(path), ["images"], read)
+    reader = open_rows(read_header(path), ["images"], read)
     with pytest.raises(
         FormatError, match=r"a\.h5: sample '00000001' \(row 1\): its stored JPEG cannot be decoded \(.* verify"
     ):
         reader.decoded("images", np.arange(5))
     message = r"'00000003' \(row 3\): its mask's stored zstd frame cannot be decoded \(zstd"
     with pytest.raises(FormatError, match=message):
-        RowReader(read_header(path), ["masks"], read).decoded("masks", np.arange(5))
+        open_rows(read_header(path), ["masks"], read).decoded("masks", np.arange(5))
     with h5py.File(path, "r+") as file:
         del file["key"]
     assert "a.h5: row 1: why. " in str(sample_error(read_header(path), 1, "why"))

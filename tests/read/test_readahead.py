@@ -14,7 +14,7 @@ from small_files import pages_in_memory
 from fastload.format.header import Field, FileIdentity, PackedFile, read_header
 from fastload.format.ragged import index_names
 from fastload.read.readahead import Extents, KernelAdvice, ReadAhead, announced_ahead, sliced
-from fastload.read.reader import RowReader
+from fastload.read.rows import open_rows
 from fastload.system import syscalls
 from fastload.system.files import drop
 from sample_files import write_ragged
@@ -171,8 +171,8 @@ def test_rows_of_a_ragged_field_are_announced_by_their_bytes_unless_they_are_in_
     ahead.announce(np.array([2]))
     finish(ahead)
     ahead.close()
-    reader = RowReader(file, ["images"])
-    index = reader.ragged("images").index(np.array([2]))
+    reader = open_rows(file, ["images"])
+    index = reader.encoded("images").index(np.array([2]))
     begin = file.fields["images"].ragged.base + int(index.offset[0])
     pages = list(range(begin // PAGE, -(-(begin + images[2].nbytes) // PAGE)))
     assert len(small) == len(index_names("images")) and set(small) <= set(recorder.pages), "the index, whole"

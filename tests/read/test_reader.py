@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from fastload.errors import DamagedRowError, FileChangedError, MissingFileError, OptionError
 from fastload.format.header import read_header
 from fastload.format.ragged import Column
-from fastload.read.reader import RowReader, image_axes
+from fastload.read.fields import image_axes
+from fastload.read.rows import Rows, open_rows
 from fastload.system import native
 from sample_files import write_packed
 
@@ -40,7 +41,7 @@ def foreign(folder: Path, name: str, data: np.ndarray, **options) -> Path:
     return path
 
 
-def gathered(reader: RowReader, rows: np.ndarray, *names: str) -> dict[str, np.ndarray]:
+def gathered(reader: Rows, rows: np.ndarray, *names: str) -> dict[str, np.ndarray]:
     fields = reader.file.fields
     outs = {n: np.empty((len(rows), *fields[n].shape), fields[n].dtype.newbyteorder("=")) for n in names}
     assert reader.gather(rows, outs) == sum(out.nbytes for out in outs.values())
@@ -49,7 +50,7 @@ def gathered(reader: RowReader, rows: np.ndarray, *names: str) -> dict[str, np.n
 
 @pytest.fixture(params=["map", "pread"])
 def reader(request, tmp_path):
-    reader = RowReader(read_header(packed(tmp_path)), ["images", "masks", "labels"], request.param)
+    reader = open_rows(read_header(packed(tmp_path)), ["images", "masks", "labels"], request.param)
     yield reader
     reader.close()
 
@@ -102,17 +103,17 @@ def test_a_file_replaced_or_gone_since_its_header_was_read_is_an_error(tmp_path)
     header = read_header(packed(tmp_path))
     os.rename(header.path, tmp_path / "old.h5")
     with pytest.raises(MissingFileError, match="gone"):
-        RowReader(header, ["images"])
+        open_rows(header, ["images"])
     write_packed(header.path, 255 - images(), masks=images(shape=(9, 10)), chunk_rows=8)
     with pytest.raises(FileChangedError, match="another file"):
-        RowReader(header, ["images"])
+        open_rows(header, ["images"])
 
 
 def test_unknown_fields_and_ways_to_read_are_refused_and_close_is_final_and_may_be_repeated(reader):
     with pytest.raises(OptionError, match=r"no field 'labelz'; it has images, masks, labels"):
-        RowReader(reader.file, ["labelz"])
+        open_rows(reader.file, ["labelz"])
     with pytest.raises(OptionError, match='"map" or "pread"'):
-        RowReader(reader.file, ["images"], "mmap")
+        open_rows(reader.file, ["images"], "mmap")
     reader.close()
     reader.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -131,7 +132,7 @@ def test_unknown_fields_and_ways_to_read_are_refused_and_close_is_final_and_may_
 )
 @pytest.mark.parametrize("read", ["map", "pread"])
 def test_foreign_layouts_and_filters_are_read(tmp_path, name, options, read):
-    reader = RowReader(read_header(foreign(tmp_path, name, images(), **options)), ["images", "labels"], read)
+    reader = open_rows(read_header(foreign(tmp_path, name, images(), **options)), ["images", "labels"], read)
     rows = np.random.default_rng(0).integers(0, N, 100)
     outs = gathered(reader, rows, "images", "labels")
     assert np.array_equal(outs["images"], images()[rows])
@@ -144,7 +145,7 @@ def test_other_byte_orders_are_converted_and_unwritten_datasets_read_as_their_fi
     with h5py.File(tmp_path / "be.h5", "w") as file:
         file.create_dataset("images", data=wide.astype(">u2"))
         file.create_dataset("boxes", (N, 4), np.int32, fillvalue=7)
-    reader = RowReader(read_header(tmp_path / "be.h5"), ["images", "boxes"])
+    reader = open_rows(read_header(tmp_path / "be.h5"), ["images", "boxes"])
     rows = np.array([5, 1, 30])
     outs = gathered(reader, rows, "images", "boxes")
     assert np.array_equal(outs["images"], wide[rows])
@@ -165,7 +166,7 @@ def test_of_a_batch_some_of_whose_rows_were_compared_before_the_others_are(tmp_p
     path = write_packed(tmp_path / "a.h5", data)
     with h5py.File(path, "r+") as file:
         file["images"][5, 0, 0, 0] ^= 1
-    reader = RowReader(read_header(path), ["images"], check="first")
+    reader = open_rows(read_header(path), ["images"], check="first")
     out = {"images": np.empty((3, *data.shape[1:]), np.uint8)}
     for rows in ([0, 1, 1], [1, 2, 0], [2, 3, 3]):
         reader.gather(np.array(rows), out)

@@ -15,7 +15,7 @@ from small_files import random_pixels, write_foreign, write_random
 from fastload.errors import FormatError, ReadError
 from fastload.format.header import read_header
 from fastload.inspection.verify import verify_file
-from fastload.read.reader import RowReader
+from fastload.read.rows import open_rows
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_bad_sector_under_pixels_is_named_with_file_row_and_key(tmp_path: Path
     images = read_header(path).fields["images"]
     assert images.offset is not None
     bad_disk(range(images.offset + 6 * images.row_bytes + 5, images.offset + 6 * images.row_bytes + 6))
-    reader = RowReader(read_header(path), ["images"], "pread")
+    reader = open_rows(read_header(path), ["images"], "pread")
     for rows in (np.arange(4, 9), np.array([9, 6, 2])):  # read at once, and one by one
         with pytest.raises(ReadError, match=r"a\.h5: sample '00000006' \(row 6\): `images` cannot be read \(Input/out"):
             reader.gather(rows, {"images": np.empty((len(rows), 16, 12, 3), np.uint8)})
@@ -65,8 +65,8 @@ def test_a_bad_sector_under_pixels_is_named_with_file_row_and_key(tmp_path: Path
 
 def test_a_bad_sector_under_a_row_of_its_own_length_is_named_as_well(tmp_path: Path, bad_disk) -> None:
     file = read_header(varied_file(tmp_path / "a.h5"))
-    reader = RowReader(file, ["images"], "pread")
-    index = reader.ragged("images").index(np.arange(file.num_rows))
+    reader = open_rows(file, ["images"], "pread")
+    index = reader.encoded("images").index(np.arange(file.num_rows))
     extent = file.fields["images"].ragged
     assert extent is not None
     at = extent.base + int(index.offset[3]) + 1
@@ -81,7 +81,7 @@ def test_a_bad_sector_under_a_compressed_chunk_is_named_as_well(tmp_path: Path, 
     path = write_foreign(tmp_path / "a.h5", random_pixels(12), chunk_rows=chunk_rows, key=_keys(12))
     with h5py.File(path) as file:
         found = file["images"].id.get_chunk_info_by_coord((8, 0, 0, 0))
-    reader = RowReader(read_header(path), ["images"])
+    reader = open_rows(read_header(path), ["images"])
     bad_disk(range(found.byte_offset + 9, found.byte_offset + 10))
     rows = np.array([1, 9, 8]) if chunk_rows > 1 else np.array([1, 8, 3])
     first = 9 if chunk_rows > 1 else 8  # the first of the batch that lies there
@@ -100,6 +100,6 @@ def test_a_damaged_index_of_chunks_is_an_error_that_names_the_file(tmp_path: Pat
         path = tmp_path / "b.h5"
         path.write_bytes(data.replace(b"TREE\x01", damaged))
         out, error = {"images": np.empty((1, 16, 12, 3), np.uint8)}, r"b\.h5: its HDF5 metadata is damaged"
-        with closing(RowReader(read_header(path), ["images"])) as reader, pytest.raises(FormatError, match=error):
+        with closing(open_rows(read_header(path), ["images"])) as reader, pytest.raises(FormatError, match=error):
             reader.gather(np.array([0]), out)
     assert good.num_rows == 12

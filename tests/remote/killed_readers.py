@@ -15,7 +15,7 @@ import traceback
 
 import numpy as np
 
-from fastload.read.sharded import ShardedReader
+from fastload.read.rows import open_rows
 from fastload.remote.open_url import open_remote
 from fastload.remote.options import Remote
 
@@ -26,7 +26,7 @@ LIMIT_S = 120  # ends a hang
 def read_for_ever(url: str, cache: str, max_bytes: int, seed: int, pipe: int) -> None:
     """Reads batches of neighbouring rows and compares them; says so by a byte through the pipe after each."""
     file = open_remote(url, Remote(cache=cache, max_bytes=max_bytes, in_flight=4, give_up_after=30))
-    reader = ShardedReader(file, ["images", "labels"], "map", check="always")
+    reader = open_rows(file, ["images", "labels"], "map", check="always")
     rng = np.random.default_rng(seed)
     outs = {"images": np.empty((8, 16, 16, 3), np.uint8), "labels": np.empty(8, np.int64)}
     while True:

@@ -20,7 +20,7 @@ from small_files import write_random
 from fastload import ChunkWindow, FastLoader, PackedDataset
 from fastload.errors import CacheError
 from fastload.read.linear import Read
-from fastload.read.sharded import ShardedReader
+from fastload.read.rows import open_rows
 from fastload.remote.cache import DiskFullError
 from fastload.remote.options import Remote
 
@@ -100,7 +100,7 @@ def test_records_of_a_full_disk_end_no_process(small_disk, range_server):
 def test_a_thread_that_reads_goes_on_while_another_finds_the_disk_full(tmp_path, range_server):
     write_random(range_server.folder / "data.h5", rows=64, size=(64, 64, 3), chunk_rows=4, classes="abc")
     dataset = PackedDataset(f"{range_server.url}/data.h5", remote=Remote(cache=tmp_path / "cache"))
-    reader = ShardedReader(dataset.file, ["images", "labels"], "pread")
+    reader = open_rows(dataset.file, ["images", "labels"], "pread")
     rows, outs, left = np.arange(4), {"images": np.empty((4, 64, 64, 3), np.uint8)}, threading.Event()
 
     def leave() -> None:
