@@ -372,8 +372,8 @@ def test_rows_of_a_store_are_announced(varied, monkeypatch):
     monkeypatch.setattr(readahead, "_SMALL_FIELD_BYTES", 0)  # of a field as small nothing is announced row by row
     monkeypatch.setattr(readahead.syscalls, "is_resident", lambda fd, offset: False)
     dataset, announced = PackedDataset(varied[0], fields=["images"]), queue.SimpleQueue()
+    monkeypatch.setattr(readahead, "KernelAdvice", lambda *_: announced.put)
     ahead = dataset.read_ahead()
-    ahead._advise = announced.put
     ahead.announce(np.array([3, 1]))
     ((begin, length),) = announced.get(timeout=60).tolist()
     assert begin <= dataset.file.fields["images"].ragged.base < begin + length

@@ -149,7 +149,8 @@ class PackedFile:
     seed: int  # seed of that shuffle
     identity: FileIdentity  # the file's identity when its header was read
     attrs: dict[str, Any]  # root attributes as plain Python values
-    shards: Shards  # the files that hold its rows: itself alone, or those that an index names
+    # The files that hold its rows: itself alone, or those that an index names
+    shards: Shards = field(compare=False, repr=False)
     # Names in a file of another program that are no field: groups, texts of any length, other numbers of rows
     left_out: tuple[str, ...] = ()
     remote: RemoteFile | None = None  # where its rows are fetched from; None: they are in its files

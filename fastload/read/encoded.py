@@ -85,7 +85,7 @@ class EncodedRows:
 
     def impossible(self, index: LocatedIndex) -> dict[int, str]:
         """Returns the impossible entries of an index as the files have it: number of the entry -> reason."""
-        return _impossible(index, self._field, self._shard_bytes[index.shard])
+        return impossible_rows(index, self._field, self._shard_bytes[index.shard])
 
     def take(self, index: LocatedIndex, memory: NDArray[np.uint8] | None = None) -> list[memoryview]:
         """Returns the encoded bytes of rows: views of mappings, valid while they are held, or copies.
@@ -262,7 +262,7 @@ class EncodedRows:
             self._packed.add(row)
 
 
-def _impossible(index: RaggedIndex, field: Field, end: NDArray[np.int64]) -> dict[int, str]:
+def impossible_rows(index: RaggedIndex, field: Field, end: NDArray[np.int64]) -> dict[int, str]:
     """Returns the impossible entries of an index: number of the entry -> reason; `end`: bytes of each one's file."""
     name = field.name
     outside = (index.offset < 0) | (index.bytes < 0) | (index.offset > end - index.bytes)

@@ -9,6 +9,7 @@ addresses (`MappedShards`): there they are one array, as in a single file.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import resource
@@ -78,6 +79,7 @@ class Files:
         self._lock, self._pid = threading.RLock(), os.getpid()
         self.opened: OrderedDict[int, OpenFile] = OrderedDict()
         self._users: dict[int, int] = {}
+        self._is_closed = False
         # Of each file that is open, where the first row of a field, or byte of a ragged one, is mapped to: int64 (S,).
         count = len(file.shards.names)
         self._bases = {name: np.zeros(count, np.int64) for name in self.fields if self._is_mapped(name)}
@@ -206,6 +208,8 @@ class Files:
     def take(self, numbers: Sequence[int]) -> list[OpenFile]:
         """Returns open files, which stay open until they are released as often as they were taken."""
         with self._locked():
+            if self._is_closed:
+                raise OSError(errno.EBADF, f"{os.strerror(errno.EBADF)}: the reader of {self.file.name} was closed")
             found = []
             for number in numbers:
                 one = self.opened.get(number)
@@ -263,7 +267,7 @@ class Files:
         with self._locked():
             for number in list(self.opened):
                 self._close(number)
-            self.joined = None
+            self.joined, self._is_closed = None, True
 
 
 class Held(AbstractContextManager[None]):

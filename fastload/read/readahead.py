@@ -83,11 +83,12 @@ class ReadAhead:
         self.opened: dict[int, FileReadAhead] = {}
         self._most = max(2, min(_MOST_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 32))
         self._probed = self._quiet = 0
+        self._closed = False
 
     def announce(self, rows: NDArray[np.int64]) -> None:
         """Announces rows of the dataset, int64 (B,), that will be read soon; calls come in the order of reading."""
         self._probed += 1
-        if self._quiet >= _QUIET_BATCHES and self._probed % _QUIET_EVERY:
+        if self._closed or (self._quiet >= _QUIET_BATCHES and self._probed % _QUIET_EVERY):
             return
         located = self._table.locate(rows)
         for number, there, _ in located.parts:
@@ -108,6 +109,7 @@ class ReadAhead:
 
     def close(self) -> None:
         """Ends the threads, dropping rows not announced yet."""
+        self._closed = True
         while self.opened:
             self.opened.popitem()[1].close()
 

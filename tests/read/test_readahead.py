@@ -13,7 +13,8 @@ from small_files import pages_in_memory
 
 from fastload.format.header import Field, FileIdentity, PackedFile, read_header
 from fastload.format.ragged import index_names
-from fastload.read.readahead import Extents, KernelAdvice, ReadAhead, announced_ahead, sliced
+from fastload.format.shards import Shards
+from fastload.read.readahead import Extents, FileReadAhead, KernelAdvice, ReadAhead, announced_ahead, sliced
 from fastload.read.rows import open_rows
 from fastload.system import syscalls
 from fastload.system.files import drop
@@ -30,7 +31,8 @@ def file(tmp_path):
     path = tmp_path / "data"
     with open(path, "wb") as opened:
         opened.truncate(PAGE + N * ROW)
-    return PackedFile(path, None, N, {"images": FIELD}, {}, "", False, 0, FileIdentity.of(os.stat(path)), {})
+    shards = Shards.of_file(path.name, "", N, PAGE + N * ROW, PAGE, 4)
+    return PackedFile(path, None, N, {"images": FIELD}, {}, "", False, 0, FileIdentity.of(os.stat(path)), {}, shards)
 
 
 class Recorder:
@@ -57,7 +59,7 @@ def announcer(file, monkeypatch):
 
     def make(resident=lambda offset: False, *, file=file, rows=range(N), **options):
         monkeypatch.setattr(syscalls, "is_resident", lambda fd, offset: resident(offset))
-        ahead = ReadAhead(file, ["images"], rows, **options)
+        ahead = FileReadAhead(file, ["images"], rows, **options)
         ahead._advise = Recorder()
         return ahead, ahead._advise
 
@@ -96,22 +98,24 @@ def test_whole_chunks_of_a_window_are_announced_once_and_within_the_rows_that_ar
     assert len(recorder.pages) == 9 * 3
 
 
-def test_nothing_is_announced_and_no_thread_runs_while_all_is_in_memory(announcer):
+def test_nothing_is_announced_and_no_thread_runs_while_all_is_in_memory(announcer, file):
     asked, cold = [], set()
 
     def resident(offset):
         asked.append(offset)
         return (offset - PAGE) // ROW not in cold
 
-    ahead, recorder = announcer(resident)
+    one, recorder = announcer(resident)
+    ahead = ReadAhead(file, ["images"], range(N))
+    ahead.opened[0] = one
     for first in range(0, 1600, 8):
         ahead.announce(np.arange(first, first + 8))
-    assert ahead._thread is None and not recorder.pages
+    assert one._thread is None and not recorder.pages
     assert len(asked) < 8 * 50  # asked less and less often
     cold.update(range(N))
     for first in range(2000, 2080, 8):
         ahead.announce(np.arange(first, first + 8))
-    finish(ahead)
+    finish(one)
     assert 2079 in recorder.rows()
 
 

@@ -103,10 +103,10 @@ def test_a_file_replaced_or_gone_since_its_header_was_read_is_an_error(tmp_path)
     header = read_header(packed(tmp_path))
     os.rename(header.path, tmp_path / "old.h5")
     with pytest.raises(MissingFileError, match="gone"):
-        open_rows(header, ["images"])
+        gathered(open_rows(header, ["images"]), np.array([0]), "images")
     write_packed(header.path, 255 - images(), masks=images(shape=(9, 10)), chunk_rows=8)
     with pytest.raises(FileChangedError, match="another file"):
-        open_rows(header, ["images"])
+        gathered(open_rows(header, ["images"]), np.array([0]), "images")
 
 
 def test_unknown_fields_and_ways_to_read_are_refused_and_close_is_final_and_may_be_repeated(reader):

@@ -35,7 +35,7 @@ def index_of(rows: list[int], chunk_rows: list[int], fields: dict[str, Field]) -
     names = tuple(f"{i}.h5" for i in range(len(rows)))
     shards = Shards(names, names, **{name: np.array(values, np.int64) for name, values in numbers.items()})
     identity = FileIdentity(0, 0, 0, 0, 0)
-    return PackedFile(Path("x.h5"), 1, sum(rows), fields, {}, "", False, 0, identity, {}, shards=shards)
+    return PackedFile(Path("x.h5"), 1, sum(rows), fields, {}, "", False, 0, identity, {}, shards)
 
 
 def ragged_field(name: str, shard_bytes: list[int], chunk_bytes: int) -> Field:

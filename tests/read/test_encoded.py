@@ -16,7 +16,8 @@ from fastload.errors import FileChangedError, FormatError
 from fastload.format.codecs import Codec
 from fastload.format.header import read_header
 from fastload.format.ragged import JPEG, RAW, ZSTD, Column, RaggedExtent, RaggedIndex
-from fastload.read.ragged_rows import impossible_rows, sample_error
+from fastload.read.encoded import impossible_rows
+from fastload.read.row_errors import sample_error
 from fastload.read.rows import open_rows
 from sample_files import write_ragged
 
@@ -137,6 +138,9 @@ def test_a_jpeg_and_a_mask_damaged_after_packing_are_named(tmp_path, read):
     assert "a.h5: row 1: why. " in str(sample_error(read_header(path), 1, "why"))
 
 
+END = np.full(3, 54)
+
+
 def index_of(**changed):
     """Three raw rows of 2x3 pixels, the second one changed."""
     parts = {
@@ -159,11 +163,11 @@ def field(tmp_path, name="images"):
 def test_rows_that_can_be_have_no_reason_and_a_mask_is_neither_a_jpeg_nor_has_it_channels(tmp_path):
     images = field(tmp_path)
     for changed in ({}, {"encoding": JPEG, "bytes": 7}, {"encoding": ZSTD, "bytes": 0}, {"orientation": 8}):
-        assert impossible_rows(index_of(**changed), images) == {}
+        assert impossible_rows(index_of(**changed), images, END) == {}
     # A row may be above the limit of images that are packed unasked, up to 4 GiB of pixels.
-    assert impossible_rows(index_of(shape=(37_000, 38_000, 3), encoding=JPEG), images) == {}
-    assert impossible_rows(index_of(shape=(38_000, 38_000, 3), encoding=JPEG), images) != {}
-    found = impossible_rows(index_of(bytes=6, encoding=JPEG), field(tmp_path, "masks"))
+    assert impossible_rows(index_of(shape=(37_000, 38_000, 3), encoding=JPEG), images, END) == {}
+    assert impossible_rows(index_of(shape=(38_000, 38_000, 3), encoding=JPEG), images, END) != {}
+    found = impossible_rows(index_of(bytes=6, encoding=JPEG), field(tmp_path, "masks"), END)
     assert list(found) == [0, 1, 2] and "its pixels need 6" in found[0]
     assert "number 1, which means nothing" in found[1], "a mask is no JPEG"
 
@@ -186,5 +190,5 @@ def test_rows_that_can_be_have_no_reason_and_a_mask_is_neither_a_jpeg_nor_has_it
     ],
 )
 def test_a_row_that_cannot_be_has_one(tmp_path, changed, reason):
-    found = impossible_rows(index_of(**changed), field(tmp_path))
+    found = impossible_rows(index_of(**changed), field(tmp_path), END)
     assert list(found) == [1] and reason in found[1]
