@@ -35,7 +35,7 @@ from fastload.inspection.verify import verify_file
 from fastload.pack import pack_images
 from fastload.pack.index import index_files
 from fastload.pack.shards import whole_pages
-from fastload.read import files as files_module
+from fastload.read import store as store_module
 from fastload.read.columns import open_columns
 from fastload.read.linear import MappedShards
 from fastload.read.rows import open_rows
@@ -172,11 +172,11 @@ def test_few_files_are_open_at_a_time(tmp_path, monkeypatch):
     out = {"images": np.empty((1, *SIZE), np.uint8), "labels": np.empty(1, np.int64)}
     for row in [*range(24), *range(24)]:
         reader.gather(np.array([row]), out)
-        assert len(reader.files.opened) <= 5
+        assert len(reader.store.opened) <= 5
     every = {"images": np.empty((24, *SIZE), np.uint8), "labels": np.empty(24, np.int64)}
     order = np.random.default_rng(0).permutation(24)
     reader.gather(order, every)  # of more shards than may be open
-    assert len(reader.files.opened) <= 5
+    assert len(reader.store.opened) <= 5
     expected = gathered(tmp_path / "out.h5", order)
     assert all((values == expected[name]).all() for name, values in every.items())
     assert not reader.compares, "what was compared is remembered of closed shards, too"
@@ -198,7 +198,7 @@ def test_a_fork_while_a_thread_opens_a_shard_reads_all_of_them(tmp_path, monkeyp
         go_on.wait()
         return read_shard(*words)
 
-    monkeypatch.setattr(files_module, "read_shard", slow)
+    monkeypatch.setattr(store_module, "read_shard", slow)
     thread = threading.Thread(target=reader.gather, args=(np.array([0]), {"images": np.empty((1, *SIZE), np.uint8)}))
     thread.start()
     opening.wait()

@@ -34,9 +34,9 @@ from fastload.pack.decisions import jpegs_kept_and_made, row_sizes
 from fastload.pack.encode import RowEncoder, reason_of
 from fastload.pack.pack_options import parse_encoding
 from fastload.pack.pool import BackgroundPack
-from fastload.read.files import Files
 from fastload.read.linear import Read
 from fastload.read.rows import Rows
+from fastload.read.store import Store
 from fastload.read.table import Located, LocatedIndex
 from fastload.system.files import is_below
 from fastload.system.text import counted, text_of
@@ -219,7 +219,7 @@ class UnpackedDataset(PackedDataset):
 
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> Rows:
         """Returns a reader of the folder's files in place of one of the packed file."""
-        return Rows(self.fields, FolderFiles(self.file, self._survey, self.name_of))
+        return Rows(self.fields, FolderStore(self.file, self._survey, self.name_of))
 
     def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> Any:
         """Returns one that announces nothing."""
@@ -275,7 +275,7 @@ def _shapes(survey: Survey) -> NDArray[np.int32]:
     return np.concatenate([sizes, channels], axis=1).astype(np.int32)
 
 
-class FolderFiles(Files):
+class FolderStore(Store):
     """The rows of a dataset that are files of a folder, read and encoded one by one as `fastload pack` does.
 
     Args:

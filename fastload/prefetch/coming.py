@@ -13,7 +13,7 @@ from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.read.fetch_ahead import FetchAhead
 from fastload.read.readahead import announced_ahead, has_read_ahead
-from fastload.read.remote_files import RemoteFiles
+from fastload.read.remote_store import RemoteStore
 from fastload.remote.shards import RemoteShards
 
 # Announced beyond what has a slot or was drawn: enough for a disk to work on, and not much of the memory.
@@ -53,7 +53,7 @@ def fetched_ahead(
     most_held = min(4 * remote.remote.in_flight + 2 * window, max(2 * window + 1, remote.fitting // 2))
     depth = -(-most_held * remote.largest // max(1, item_bytes))
     ahead = FetchAhead(
-        cast(RemoteFiles, dataset.open_reader("pread", cache_chunks=1, windows=False).files),
+        cast(RemoteStore, dataset.open_reader("pread", cache_chunks=1, windows=False).store),
         options.plan,
         options.local_ranks,
         kept=depth + under_way + 1,

@@ -75,7 +75,7 @@ class CheckedSamples:
         self._rows = open_rows(file, fields, "pread", cache_chunks=_CACHE_CHUNKS)
         self._encoded = {name: self._rows.encoded(name) for name in self.names if file.fields[name].ragged}
         self._local, self._lock = threading.local(), threading.Lock()
-        self._shards: dict[int, _Shard] = {}
+        self._shards: dict[int, _ShardFacts] = {}
         if file.is_whole:
             self._shard(0)
 
@@ -116,7 +116,7 @@ class CheckedSamples:
                 number, offset, length = (int(one[0]) for one in (index.shard, index.offset, index.bytes))
                 if row in self._shard(number).impossible[name] or not 0 <= length <= field.shard_bytes[number]:
                     raise ImageError(self._encoded[name].impossible(index).get(0, "its index entry was impossible"))
-                one = self._rows.files.opened[number]
+                one = self._rows.store.opened[number]
                 extent = one.header.fields[name].ragged
                 assert extent is not None, "ragged in each file"
                 data = read_bytes(one.fd, length, extent.base + offset)
@@ -206,20 +206,20 @@ class CheckedSamples:
 
     def _digests(self, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Returns the digests of rows, uint64 (n,): those that were compared with the header, if they were."""
-        located = self._rows.files.table.locate(rows)
+        located = self._rows.store.table.locate(rows)
         found = np.empty(len(rows), np.uint64)
         for number, there, at in located.parts:
             found[at] = self._shard(number).digests[there]
         return found
 
-    def _shard(self, number: int) -> _Shard:
+    def _shard(self, number: int) -> _ShardFacts:
         """Returns what was read at once of a file, as one row alone takes as long."""
         with self._lock:
             if (known := self._shards.get(number)) is None:
                 known = self._shards[number] = self._read_shard(number)
             return known
 
-    def _read_shard(self, number: int) -> _Shard:
+    def _read_shard(self, number: int) -> _ShardFacts:
         there, here = self.file.shards.rows_of(number)
         impossible = {name: set[int]() for name in self._encoded}
         for name, encoded in self._encoded.items():
@@ -238,7 +238,7 @@ class CheckedSamples:
                     f"{self.file.name}: its digests are others than when its header was read: it was written to. "
                     f"Write new files under a new name."
                 )
-        return _Shard(impossible, digests)
+        return _ShardFacts(impossible, digests)
 
     def _empty(self, name: str, count: int) -> NDArray[Any]:
         field = self.file.fields[name]
@@ -251,7 +251,7 @@ class CheckedSamples:
             raise ImageError(cannot_be_decoded(name, row.encoding, exc)) from exc
 
 
-class _Shard(NamedTuple):
+class _ShardFacts(NamedTuple):
     """What is known of a file: by field the dataset's rows with an impossible index entry; the digests of its rows."""
 
     impossible: dict[str, set[int]]

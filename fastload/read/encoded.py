@@ -18,8 +18,8 @@ from fastload.errors import FormatError, ImageError, ReadError, typed
 from fastload.format.header import Field, PackedFile
 from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, MAX_ROW_BYTES, RAW, RaggedIndex
 from fastload.images.decode_part import DecodedPart, OnSuspect, decode_part, decode_row, offset_in
-from fastload.read.files import Files
 from fastload.read.row_errors import cannot_be_decoded, read_error, sample_name
+from fastload.read.store import Store
 from fastload.read.table import LocatedIndex, index_columns
 from fastload.system import native
 from fastload.timing.stopwatch import lap
@@ -30,7 +30,7 @@ Decoded = TypeVar("Decoded")
 class EncodedRows:
     """Reads the encoded rows of one ragged field of a dataset. Any thread may call it, also after a fork.
 
-    What returns or decodes bytes is called within `Files.holding` the rows.
+    What returns or decodes bytes is called within `Store.holding` the rows.
 
     Args:
         verify: called with the file and a row that libjpeg refuses or that cannot be decoded; raises ImageError, the
@@ -38,8 +38,8 @@ class EncodedRows:
             Pillow decodes them.
     """
 
-    def __init__(self, files: Files, name: str, verify: Callable[[PackedFile, int], None] | None = None) -> None:
-        self._files, self._file, self._field = files, files.file, files.file.fields[name]
+    def __init__(self, store: Store, name: str, verify: Callable[[PackedFile, int], None] | None = None) -> None:
+        self._store, self._file, self._field = store, store.file, store.file.fields[name]
         self._columns = index_columns(self._file, name)
         self._shard_bytes = np.array(self._field.shard_bytes, np.int64)
         self._verify = verify
@@ -48,7 +48,7 @@ class EncodedRows:
     @property
     def flat(self) -> NDArray[np.uint8] | None:
         """All bytes of the field as one mapping, uint8 (T,), read-only, where offsets count; None if there is none."""
-        return self._files.whole(self._field.name)
+        return self._store.whole(self._field.name)
 
     def index(self, rows: NDArray[np.int64]) -> LocatedIndex:
         """Returns the index entries of rows, int64 (n,), in range; raises FormatError if one is impossible."""
@@ -63,7 +63,7 @@ class EncodedRows:
     def look_up(self, rows: NDArray[np.int64]) -> LocatedIndex:
         """Returns the index entries of rows as the files have them, unchecked; otherwise like `index`."""
         found = self._parts(list(INDEX_DTYPES), rows)
-        shard = self._files.table.locate(rows).shard
+        shard = self._store.table.locate(rows).shard
         return LocatedIndex(**found, shard=shard)
 
     def part(self, part: str, rows: NDArray[np.int64]) -> NDArray[Any]:
@@ -80,7 +80,7 @@ class EncodedRows:
             else:
                 found[part] = read[dataset] = np.empty((len(rows), *shape), dtype)
         if read:
-            self._files.columns(rows, read)
+            self._store.columns(rows, read)
         return found
 
     def impossible(self, index: LocatedIndex) -> dict[int, str]:
@@ -93,13 +93,13 @@ class EncodedRows:
         Copies lie one after another in `memory`, if it is given, uint8 (all bytes,).
         Raises FileChangedError if a file ends before a row does.
         """
-        files, name = self._files, self._field.name
-        if memory is None and files.maps(name):
+        store, name = self._store, self._field.name
+        if memory is None and store.maps(name):
             # Slicing a memoryview takes a quarter of the time that slicing an array takes.
-            views = {number: files.mapped(name, number) for number in np.unique(index.shard).tolist()}
+            views = {number: store.mapped(name, number) for number in np.unique(index.shard).tolist()}
             entries = zip(index.shard.tolist(), index.offset.tolist(), index.bytes.tolist(), strict=True)
             return [views[shard][start : start + length] for shard, start, length in entries]
-        addresses, memory = files.encoded(name, index, memory)
+        addresses, memory = store.encoded(name, index, memory)
         assert memory is not None, "it is not mapped"
         view, starts = memory.data, addresses - memory.ctypes.data
         ends = (starts + index.bytes).tolist()
@@ -107,7 +107,7 @@ class EncodedRows:
 
     def located(self, index: LocatedIndex) -> tuple[NDArray[np.int64], NDArray[np.uint8] | None]:
         """Returns where the encoded bytes of rows begin in memory, int64 (n,), and an array that keeps it, if any."""
-        return self._files.encoded(self._field.name, index)
+        return self._store.encoded(self._field.name, index)
 
     def make_images(
         self,
@@ -241,7 +241,7 @@ class EncodedRows:
                             f"again, or leave it out: "
                             f"`fastload repack {typed(self._file.path)} OUT.h5 --on-error skip`."
                         ) from error
-                raise self._files.damaged(row, what) from error
+                raise self._store.damaged(row, what) from error
         lap("decoding" if index.encoding.any() else "reading")
         return found
 

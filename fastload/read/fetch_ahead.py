@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import CacheError, FastloadError
 from fastload.plan import ChunkWindow, EpochPlan
-from fastload.read.remote_files import RemoteFiles
+from fastload.read.remote_store import RemoteStore
 from fastload.remote.cache import CacheLostError, DiskFullError
 from fastload.remote.fetch import ChunkFetcher
 
@@ -29,18 +29,18 @@ class FetchAhead:
     a thread of its own. Threads may share it.
 
     Args:
-        files: opened for the fields that are read; closed with this.
+        store: opened for the fields that are read; closed with this.
         plan: of any whole epoch.
         local_ranks: the ranks that share the cache of this machine.
         kept: batches announced last whose chunks are held, since they may not have been read yet.
         most_held: chunks that are fetched before they are read.
     """
 
-    def __init__(self, files: RemoteFiles, plan: EpochPlan, local_ranks: range, *, kept: int, most_held: int) -> None:
-        self._files, self._plan, self._local_ranks, self._kept = files, plan, local_ranks, kept
-        self._remote, self._shards = files.remote, files.file.shards
+    def __init__(self, store: RemoteStore, plan: EpochPlan, local_ranks: range, *, kept: int, most_held: int) -> None:
+        self._store, self._plan, self._local_ranks, self._kept = store, plan, local_ranks, kept
+        self._remote, self._shards = store.remote, store.file.shards
         # Only the headers of the shards say in which chunks rows of varying length lie.
-        self._ragged = any(field.ragged is not None for field in files.file.fields.values())
+        self._ragged = any(field.ragged is not None for field in store.file.fields.values())
         self._now = (plan.epoch, 0)
         self._plans: dict[int, EpochPlan] = {}
         # Of the batches announced last, who holds which chunks, epoch and step: the first one may still be read.
@@ -65,10 +65,10 @@ class FetchAhead:
         self._orders.put((rows, epoch, step))
 
     def _announce(self, rows: NDArray[np.int64], epoch: int, step: int) -> None:
-        located = self._files.table.locate(rows)
+        located = self._store.table.locate(rows)
         headers: list[int] = self._remote.table.headers[located.numbers].tolist()
-        with self._files.holding(located, columns_only=True) if self._ragged else nullcontext():
-            chunks = headers + self._files.chunks_of(located)
+        with self._store.holding(located, columns_only=True) if self._ragged else nullcontext():
+            chunks = headers + self._store.chunks_of(located)
         with self._lock:
             if self._closed:
                 return
@@ -173,7 +173,7 @@ class FetchAhead:
         there = np.zeros_like(chunks)
         for at, name in enumerate(table.fields):
             mine = np.flatnonzero(column == 1 + at)
-            ragged = self._files.file.fields[name].ragged
+            ragged = self._store.file.fields[name].ragged
             size = table.rows[name][shard[mine]] if ragged is None else ragged.chunk_rows
             there[mine] = np.minimum(number[mine] * size, shards.num_rows[shard[mine]] - 1)
         order = self._pieces
@@ -195,5 +195,5 @@ class FetchAhead:
             if self._thread is not threading.current_thread():
                 self._thread.join(_CLOSE_S)
                 if self._thread.is_alive():
-                    return  # it waits for a header, and uses the files
-        self._files.close()
+                    return  # it waits for a header, and uses the store
+        self._store.close()

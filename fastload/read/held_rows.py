@@ -11,7 +11,7 @@ import numpy as np
 
 from fastload.format.header import PIXEL_FIELDS, PackedFile
 from fastload.read.checked import CheckedSamples
-from fastload.read.remote_files import RemoteFiles
+from fastload.read.remote_store import RemoteStore
 from fastload.read.table import Located, index_columns
 from fastload.remote.shards import RemoteShards
 
@@ -31,8 +31,8 @@ class HeldRows:
         self._fetcher, names = self._remote.current(), self._remote.table.fields
         pixels = [name for name in names if name in PIXEL_FIELDS]
         columns = [one for name in pixels if index.fields[name].ragged for one in index_columns(index, name).values()]
-        self._pixels = RemoteFiles(index, [*pixels, *columns], "pread")
-        self._others = RemoteFiles(index, [name for name in names if name not in PIXEL_FIELDS], "pread")
+        self._pixels = RemoteStore(index, [*pixels, *columns], "pread")
+        self._others = RemoteStore(index, [name for name in names if name not in PIXEL_FIELDS], "pread")
         self._announced: dict[int, list[int]] = {}  # by the first row of a span
         self._depth = max(1, min(self._remote.remote.in_flight, self._remote.fitting // 2))
         self._open = ExitStack()

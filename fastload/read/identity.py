@@ -167,7 +167,7 @@ def is_unchanged(file: PackedFile, now: FileIdentity, fd: int = -1) -> bool:
     """Whether the path's file, or an open one, is the one whose header was read, or one with its size and its header.
 
     `touch`, `chmod`, another hard link, or a copy that takes its place, changes no byte. That costs one look at the
-    header, with the digests of all rows, and a warning. Files without digests (other programs') have to be the same.
+    header, with the digests of all rows, and a warning. Store without digests (other programs') have to be the same.
     """
     then = file.identity
     if then.fits(now) or now in _equal.get(then, ()):

@@ -28,10 +28,10 @@ from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, with_
 from fastload.format.ragged import JPEG, RAW
 from fastload.images.decode_part import decode_row
 from fastload.read.encoded import EncodedRows
-from fastload.read.files import Files
 from fastload.read.linear import as_rows
 from fastload.read.open_file import OpenFile
 from fastload.read.row_errors import cannot_be_decoded, sample_error, unreadable
+from fastload.read.store import Store
 from fastload.read.table import Located
 from fastload.system import native
 
@@ -177,7 +177,7 @@ class RowCheck:
         located: Located,
         due: NDArray[np.int64],
         outs: Mapping[str, NDArray[Any]],
-        files: Files,
+        store: Store,
         encoded: Mapping[str, EncodedRows],
     ) -> None:
         """Copies rows into the arrays (B, ...) of fields that are not ragged, and compares those that are `due`.
@@ -187,22 +187,22 @@ class RowCheck:
         wrong: dict[int, str] = {}  # position -> why
         seen, few = self._seen, located if len(due) == len(located) else located.some(due)
         if self._columns:
-            different = self._different_columns(few, files)
+            different = self._different_columns(few, store)
             wrong = dict.fromkeys(due[different].tolist(), _differs(self._columns))
         for name in outs.keys() - {*self._pixels}:
-            files.copy(name, located, outs[name])
+            store.copy(name, located, outs[name])
         if self._pixels:
-            expected, unknown = self._expected("digest", few, files)
+            expected, unknown = self._expected("digest", few, store)
             wrong |= dict.fromkeys(due[unknown].tolist(), _differs(self._pixels))
             plain = [name for name in self._pixels if name not in encoded]
             if self._has_ragged:
-                arrays = self._copied(plain, located, due, outs, files, wrong)
-                self._compare_encoded(few, due, arrays, files, encoded, expected, wrong)
-            elif native.library() is not None and self._row_bytes > native.SHORT_BYTES and all(map(files.maps, plain)):
-                hashed = self._hashed(located, few, due, outs, files)
+                arrays = self._copied(plain, located, due, outs, store, wrong)
+                self._compare_encoded(few, due, arrays, store, encoded, expected, wrong)
+            elif native.library() is not None and self._row_bytes > native.SHORT_BYTES and all(map(store.maps, plain)):
+                hashed = self._hashed(located, few, due, outs, store)
                 wrong = dict.fromkeys(due[hashed != expected].tolist(), _differs(self._pixels)) | wrong
             else:
-                self._compare_copied(located, due, outs, files, expected, wrong)
+                self._compare_copied(located, due, outs, store, expected, wrong)
         if wrong:
             first = min(wrong)
             numbers = tuple(dict.fromkeys(int(located.rows[at]) for at in sorted(wrong)))
@@ -219,27 +219,27 @@ class RowCheck:
     def _row_bytes(self) -> int:
         return sum(self._file.fields[name].row_bytes for name in self._pixels)
 
-    def _expected(self, name: str, few: Located, files: Files) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+    def _expected(self, name: str, few: Located, store: Store) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
         """Returns the digests of rows in one dataset, and which of them are others than their headers said."""
         if len(few.numbers) == 1:
             number = few.numbers[0]
-            return self._digests[number][name].of(few.there, files.opened[number])
+            return self._digests[number][name].of(few.there, store.opened[number])
         found, unknown = np.empty(len(few), np.uint64), [_NONE]
         for shard, rows, at in few.parts:
-            found[at], others = self._digests[shard][name].of(rows, files.opened[shard])
+            found[at], others = self._digests[shard][name].of(rows, store.opened[shard])
             unknown.append(at[others])
         return found, np.concatenate(unknown)
 
-    def _different_columns(self, few: Located, files: Files) -> NDArray[np.bool_]:
+    def _different_columns(self, few: Located, store: Store) -> NDArray[np.bool_]:
         """Returns for each row whether its values other than pixels differ from their digest."""
-        expected, unknown = self._expected("digest_fields", few, files)
+        expected, unknown = self._expected("digest_fields", few, store)
         different = np.empty(len(few), np.bool_)
         for shard, rows, at in few.parts:  # digests are of the values as each file has them
             values: dict[str, NDArray[Any]] = {}
             for name in self._columns:
                 field = self._headers[shard].fields[name]
                 values[name] = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
-                files.opened[shard].copy(name, rows, values[name])
+                store.opened[shard].copy(name, rows, values[name])
             different[at] = row_digests(values) != expected[at]
         different[unknown] = True
         return different
@@ -250,7 +250,7 @@ class RowCheck:
         few: Located,
         due: NDArray[np.int64],
         outs: Mapping[str, NDArray[Any]],
-        files: Files,
+        store: Store,
     ) -> NDArray[np.uint64]:
         """Copies a batch's mapped pixels; returns the digests of those that are due, uint64 (len(due),)."""
         all_due = few is located and all(name in outs for name in self._pixels)
@@ -258,9 +258,9 @@ class RowCheck:
         for name in self._pixels:
             row_bytes = self._file.fields[name].row_bytes
             if all_due or name not in outs:
-                addresses.append(files.addresses(name, few))
+                addresses.append(store.addresses(name, few))
             else:  # what was copied, not what the file has by now
-                files.copy(name, located, outs[name])
+                store.copy(name, located, outs[name])
                 addresses.append(as_rows(outs[name]).ctypes.data + row_bytes * due)
             lengths.append(row_bytes)
         return native.digests(addresses, lengths, [as_rows(outs[name]) for name in self._pixels] if all_due else None)
@@ -270,7 +270,7 @@ class RowCheck:
         located: Located,
         due: NDArray[np.int64],
         outs: Mapping[str, NDArray[Any]],
-        files: Files,
+        store: Store,
         expected: NDArray[np.uint64],
         wrong: dict[int, str],
     ) -> None:
@@ -278,7 +278,7 @@ class RowCheck:
 
         It all at a time, but where much is copied from a mapping and hashed, some rows.
         """
-        mapped = all(map(files.maps, self._pixels)) and 2 * len(due) > len(located)
+        mapped = all(map(store.maps, self._pixels)) and 2 * len(due) > len(located)
         step = max(1, PART_BYTES // max(1, self._row_bytes)) if mapped else max(1, len(located))
         for first in range(0, len(located), step):
             stop = min(first + step, len(located))
@@ -287,7 +287,7 @@ class RowCheck:
             some = located if step >= len(located) else located.some(at)
             of_part = {name: outs[name][first:stop] for name in self._pixels if name in outs}
             found = dict[int, str]()
-            arrays = self._copied(self._pixels, some, due[begin:end] - first, of_part, files, found)
+            arrays = self._copied(self._pixels, some, due[begin:end] - first, of_part, store, found)
             for place, why in found.items():
                 wrong.setdefault(first + place, why)
             if begin < end:
@@ -301,7 +301,7 @@ class RowCheck:
         located: Located,
         due: NDArray[np.int64],
         outs: Mapping[str, NDArray[Any]],
-        files: Files,
+        store: Store,
         wrong: dict[int, str],
     ) -> dict[str, NDArray[Any]]:
         """Copies pixels that are not ragged; returns those of rows that are due, and adds those that are unreadable."""
@@ -313,7 +313,7 @@ class RowCheck:
             if out is None:
                 out = np.empty((len(due), *field.shape), field.dtype.newbyteorder("="))
             if len(wanted):
-                for at, why in _copy(files, name, wanted, out, in_chunks=not field.linear).items():
+                for at, why in _copy(store, name, wanted, out, in_chunks=not field.linear).items():
                     wrong.setdefault(int(places[at]), why)
             arrays[name] = out[due] if name in outs and len(due) < len(out) else out
         return arrays
@@ -323,7 +323,7 @@ class RowCheck:
         few: Located,
         due: NDArray[np.int64],
         arrays: Mapping[str, NDArray[Any]],
-        files: Files,
+        store: Store,
         encoded: Mapping[str, EncodedRows],
         expected: NDArray[np.uint64],
         wrong: dict[int, str],
@@ -377,14 +377,14 @@ def _differs(names: Sequence[str]) -> str:
     return f"{one} not what was packed: the digest differs"
 
 
-def _copy(files: Files, name: str, located: Located, out: NDArray[Any], *, in_chunks: bool) -> dict[int, str]:
+def _copy(store: Store, name: str, located: Located, out: NDArray[Any], *, in_chunks: bool) -> dict[int, str]:
     """Copies rows into an array (n, ...); returns {position: reason} for rows in chunks that cannot be decoded."""
     if not in_chunks:
-        files.copy(name, located, out)
+        store.copy(name, located, out)
         return {}
 
     def gather(at: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
-        files.copy(name, located.some(at), outs[name])
+        store.copy(name, located.some(at), outs[name])
 
     failed = unreadable(gather, name, np.arange(len(located)), out)
     return {at: f"its `{name}` cannot be read ({why})" for at, why in failed.items()}

@@ -17,9 +17,9 @@ from fastload.format.shards import split_of
 from fastload.format.texts import text_lists
 from fastload.read.encoded import EncodedRows
 from fastload.read.fields import with_counts
-from fastload.read.files import Files, ResultT
 from fastload.read.linear import Read
 from fastload.read.row_check import Check, RowCheck
+from fastload.read.store import ResultT, Store
 from fastload.read.table import Located, index_columns
 
 
@@ -27,8 +27,8 @@ class Rows:
     """Reads any rows of some fields of a dataset. Threads may share it, it survives a fork, and it cannot be pickled.
 
     Args:
-        fields: those that are read, whatever `files` opens more.
-        files: where the rows lie.
+        fields: those that are read, whatever the store opens more.
+        store: where the rows lie.
         verify: as in `EncodedRows`; called before Pillow decodes a JPEG that libjpeg refuses.
         check: compares rows with their digests; None: nothing does.
     """
@@ -36,17 +36,17 @@ class Rows:
     def __init__(
         self,
         fields: Sequence[str],
-        files: Files,
+        store: Store,
         *,
         verify: Callable[[PackedFile, int], None] | None = None,
         check: RowCheck | None = None,
     ) -> None:
-        self.file, self.files, self._check = files.file, files, check
+        self.file, self.store, self._check = store.file, store, check
         kinds = {name: self.file.fields[name] for name in [*fields, *(check.needed if check else ())]}
         # Small fields first: the pixels push everything else out of the CPU's cache.
         plain = sorted((not field.linear, field.row_bytes, name) for name, field in kinds.items() if not field.ragged)
         self._plain = [name for _, _, name in plain]
-        self._encoded = {name: EncodedRows(files, name, verify) for name, field in kinds.items() if field.ragged}
+        self._encoded = {name: EncodedRows(store, name, verify) for name, field in kinds.items() if field.ragged}
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies rows of the dataset into the arrays given, and returns the number of bytes copied.
@@ -65,12 +65,12 @@ class Rows:
             FormatError: a row cannot be decoded; names its sample.
             FileChangedError: a file was replaced, truncated or written to since its header was read.
         """
-        located = self.files.table.locate(rows)
+        located = self.store.table.locate(rows)
         known = {name: out for name, out in outs.items() if name in self.file.fields}
-        if len(located.numbers) <= self.files.most_open:
+        if len(located.numbers) <= self.store.most_open:
             return self._within(located, lambda: self._gathered(located, known))
         copied = 0  # not so many files are open at a time
-        for at in located.groups(self.files.most_open):
+        for at in located.groups(self.store.most_open):
             some = {name: np.empty((len(at), *out.shape[1:]), out.dtype) for name, out in known.items()}
             copied += self.gather(rows[at], some)
             for name, values in some.items():
@@ -84,22 +84,22 @@ class Rows:
 
         Raises IndexError and FileChangedError as `gather` does.
         """
-        return self._within(self.files.table.locate(rows), work)
+        return self._within(self.store.table.locate(rows), work)
 
     def _within(self, located: Located, work: Callable[[], ResultT]) -> ResultT:
         def held() -> ResultT:
-            with self.files.holding(located):
+            with self.store.holding(located):
                 return work()
 
-        return self.files.again(located, held)
+        return self.store.again(located, held)
 
     def _gathered(self, located: Located, outs: Mapping[str, NDArray[Any]]) -> int:
         plain = {name: outs[name] for name in self._plain if name in outs}
         if self._check is not None and len(due := self._check.due(located.rows)):
-            self._check.gather(located, due, plain, self.files, self._encoded)
+            self._check.gather(located, due, plain, self.store, self._encoded)
         else:
             for name, out in plain.items():
-                self.files.copy(name, located, out)
+                self.store.copy(name, located, out)
         if "split" in plain and self.file.is_index:  # its numbers mean other splits in each shard
             plain["split"][...] = split_of(self.file.splits, located.rows)
         for name, encoded in self._encoded.items():
@@ -124,7 +124,7 @@ class Rows:
         """
         fields = {one: self.file.fields[one] for one in with_counts(self.file, [name])}
         arrays = {one: np.empty((len(rows), *field.shape), field.dtype) for one, field in fields.items()}
-        self.files.columns(rows, arrays)
+        self.store.columns(rows, arrays)
         return text_lists(arrays.pop(name), *arrays.values())
 
     def encoded(self, name: str) -> EncodedRows:
@@ -136,11 +136,11 @@ class Rows:
 
         Valid until `close`, and to be touched within `within`.
         """
-        return self.files.whole(name)
+        return self.store.whole(name)
 
     def close(self) -> None:
         """Closes what it opened; no gather may be running. Calling it again does nothing."""
-        self.files.close()
+        self.store.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("Rows hold open files and cannot be pickled; pickle a PackedDataset")
@@ -159,7 +159,7 @@ def open_rows(
     """Returns a reader of some fields of a dataset; the caller closes it.
 
     Args:
-        read, cache_chunks, windows: as in `Files`.
+        read, cache_chunks, windows: as in `Store`.
         verify: as in `Rows`.
         check: when `gather` compares rows with their digests, of files that fastload wrote; None: never.
 
@@ -177,8 +177,8 @@ def open_rows(
         if not all(file.fields[column].linear for column in columns):
             raise FormatError(f"{file.path}: the index of {name!r} does not lie in one piece. Pack it again.")
         opened += columns
-    kind = Files
+    kind = Store
     if file.remote is not None:
-        from fastload.read.remote_files import RemoteFiles as kind  # imports what files of this machine do not need
-    files = kind(file, opened, read, cache_chunks=cache_chunks, windows=windows, watcher=row_check)
-    return Rows(fields, files, verify=verify, check=row_check)
+        from fastload.read.remote_store import RemoteStore as kind  # imports what files of this machine do not need
+    store = kind(file, opened, read, cache_chunks=cache_chunks, windows=windows, watcher=row_check)
+    return Rows(fields, store, verify=verify, check=row_check)

@@ -1,4 +1,4 @@
-"""`RemoteFiles`: the files of a dataset behind a URL: sparse copies in the cache, with the chunks of held rows."""
+"""`RemoteStore`: the files of a dataset behind a URL: sparse copies in the cache, with the chunks of held rows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 
 from fastload.errors import FastloadError, FileChangedError, FormatError, MissingFileError
 from fastload.format.header import PackedFile
-from fastload.read.files import Files, Held, ResultT
 from fastload.read.identity import HeldOffWriters
 from fastload.read.linear import Read
 from fastload.read.open_file import OpenFile
+from fastload.read.store import Held, ResultT, Store
 from fastload.read.table import Located
 from fastload.remote.cache import CacheLeftError, CacheLostError, DiskFullError
 from fastload.remote.fetch import ChunkFetcher
@@ -28,10 +28,10 @@ _MOST_LOSSES = 10  # of the cache, one after another, before that is an error
 _MOST_AGAIN = 4
 
 
-class RemoteFiles(Files):
+class RemoteStore(Store):
     """The files of a dataset behind a URL. Threads may share it; after a fork copies are opened anew.
 
-    Args: as for `Files`.
+    Args: as for `Store`.
     """
 
     def __init__(self, file: PackedFile, fields: Sequence[str], read: Read = "auto", **options: Any) -> None:
@@ -187,9 +187,9 @@ class RemoteFiles(Files):
 class _HeldCopies(Held):
     """Within it the chunks of rows are in the copies of their files, and stay there."""
 
-    def __init__(self, files: RemoteFiles, located: Located, columns_only: bool) -> None:
-        super().__init__(files, located)
-        self._copies, self._columns_only = files, columns_only
+    def __init__(self, store: RemoteStore, located: Located, columns_only: bool) -> None:
+        super().__init__(store, located)
+        self._copies, self._columns_only = store, columns_only
         self._sparse: list[HeldOffWriters | nullcontext[None]] = []  # of copies
         self._fetcher: ChunkFetcher | None = None  # that holds the chunks
         self._chunks: list[int] = []
@@ -214,24 +214,24 @@ class _HeldCopies(Held):
 
     def _hold(self, opened: Sequence[OpenFile], is_nested: bool) -> None:
         """Holds the chunks; and their copies, as long as nobody is about to write to these."""
-        files, table = self._copies, self._copies.remote.table
+        store, table = self._copies, self._copies.remote.table
         if len(self._located) and not self._columns_only:
-            if not is_nested and any(name not in table.rows for name in files.chunked):  # only the copies say which
+            if not is_nested and any(name not in table.rows for name in store.chunked):  # only the copies say which
                 self._require_copies(opened)
-            chunks = files.chunks_of(self._located)
-            files.remote.check_held(chunks)
+            chunks = store.chunks_of(self._located)
+            store.remote.check_held(chunks)
             lap("reading")
-            files.fetcher.hold(chunks)
+            store.fetcher.hold(chunks)
             lap(NETWORK)
-            self._fetcher, self._chunks = files.fetcher, chunks
+            self._fetcher, self._chunks = store.fetcher, chunks
         if is_nested:  # its data were there before, in files that are open
             return
         try:
-            for one in opened if not files.fetcher.is_fetching else ():
+            for one in opened if not store.fetcher.is_fetching else ():
                 one.held_sparse.__enter__()
                 self._sparse.append(one.held_sparse)
         except (FileChangedError, MissingFileError) as exc:  # in a fork, which opens it by its name
-            raise CacheLostError(files.file.path) from exc
+            raise CacheLostError(store.file.path) from exc
         self._require_copies(opened)
 
     def _require_copies(self, opened: Sequence[OpenFile]) -> None:

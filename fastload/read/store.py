@@ -1,4 +1,4 @@
-"""`Files`: the files that hold a dataset's rows, each open while it is used: one, or the shards of an index.
+"""`Store`: the files that hold a dataset's rows, each open while it is used: one, or the shards of an index.
 
 A file is opened when one of its rows is asked for, and the least recently used ones are closed. Within `holding` rows
 their files are open, are those whose headers were read, and nobody writes to what is mapped.
@@ -45,7 +45,7 @@ class Watcher(Protocol):
     def closed(self, number: int) -> None: ...
 
 
-class Files:
+class Store:
     """The files of a dataset. Threads may share it, and it survives a fork.
 
     Args:
@@ -271,14 +271,14 @@ class Files:
 
 
 class Held(AbstractContextManager[None]):
-    """Within it the files of rows are open, and nobody writes to them; see `Files.holding`."""
+    """Within it the files of rows are open, and nobody writes to them; see `Store.holding`."""
 
-    def __init__(self, files: Files, located: Located) -> None:
-        self._files, self._located = files, located
+    def __init__(self, store: Store, located: Located) -> None:
+        self._store, self._located = store, located
         self._held: list[tuple[OpenFile, FileIdentity]] = []  # with the identity of each when it was held
 
     def __enter__(self) -> None:
-        opened = self._files.take(self._located.numbers)
+        opened = self._store.take(self._located.numbers)
         try:
             for one in opened:
                 one.held.__enter__()
@@ -298,4 +298,4 @@ class Held(AbstractContextManager[None]):
         finally:
             while self._held:
                 self._held.pop()[0].held.__exit__(None, None, None)
-            self._files.release(self._located.numbers)
+            self._store.release(self._located.numbers)
