@@ -180,6 +180,8 @@ def _check(path: Path, shards: Shards, num_rows: int) -> None:
     count = len(shards.names)
     for name in shards.names:
         check_name(path, name)
+    if path.name in shards.names:
+        raise FormatError(f"{path}: names itself as a shard. {INDEX_AGAIN}")
     equal = {len(values) for values in (shards.digests, shards.num_rows, shards.num_bytes, shards.images_offset,
                                         shards.chunk_rows)} == {count}  # fmt: skip
     equal = equal and len(shards.shard) == len(shards.first) == len(shards.rows) and count > 0

@@ -228,7 +228,8 @@ def _header(folder: Path) -> PackedFile | None:
         for name in names:
             with suppress(FastloadError, OSError, RuntimeError, KeyError):
                 found = read_header(folder / name)
-                check_names(name, [name, *found.shards.names])
+                if found.is_index:
+                    check_names(name, [name, *found.shards.names])
                 if found.header_digest == folder.name.partition("-")[0]:
                     return found if found.is_index else as_index(found)
     return None

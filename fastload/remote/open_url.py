@@ -52,8 +52,10 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
     make = functools.partial(_kept, client, key, shown(url), remote)
     in_use, found = make()
     with closing(in_use):
-        check_names(shown(url), [name, *found.shards.names])
-        found = found if found.is_index else as_index(found)
+        if found.is_index:
+            check_names(shown(url), [name, *found.shards.names])
+        else:
+            found = as_index(found)
         file = replace(found, identity=found.identity._replace(mtime_ns=-1))
         shards = RemoteShards(url, remote, file, client, folder_key, make)
     shards.note_header()
