@@ -87,7 +87,7 @@ class Shards:
     def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns of each row, checked to be in range, its shard and its row there: int64 (B,) each."""
         if len(self.rows) == 1 and not self.first[0]:
-            return np.broadcast_to(self.shard, len(rows)), rows
+            return np.zeros(len(rows), np.int64), rows
         if self._runs is None:
             piece = np.searchsorted(self.begins, rows, "right") - 1
             return self.shard[piece], rows - self._shifts[piece]

@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -76,8 +76,10 @@ class TouchedError(FileChangedError):
 def until_untouched(work: Callable[[], Result]) -> Result:
     """Returns what some work does, done again where it ends with a TouchedError; the tenth time that is raised."""
     for _ in range(9):
-        with suppress(TouchedError):
+        try:
             return work()
+        except TouchedError:
+            continue
     return work()
 
 

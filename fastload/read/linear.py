@@ -73,6 +73,7 @@ class MappedRows:
     def __init__(self, fd: int, file: PackedFile, fields: Sequence[str]) -> None:
         self._map = mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         self._rows: dict[str, NDArray[np.uint8]] = {}
+        self._begins: dict[str, int] = {}  # where the first row lies in memory
         self._short: dict[str, NDArray[np.void]] = {}  # rows as opaque elements, (N,)
         for name in fields:
             field = file.fields[name]
@@ -80,6 +81,7 @@ class MappedRows:
             # As bytes, whatever the dtype: NumPy copies a whole source that is not aligned to its elements.
             flat = np.frombuffer(self._map, np.uint8, file.num_rows * field.row_bytes, field.offset)
             self._rows[name] = flat.reshape(file.num_rows, field.row_bytes)
+            self._begins[name] = flat.ctypes.data
             if 0 < field.row_bytes <= SHORT_ROW_BYTES:
                 self._short[name] = flat.view((np.void, field.row_bytes))
 
@@ -104,8 +106,7 @@ class MappedRows:
 
     def addresses(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns where rows of a field begin in memory, int64 (B,); valid until `close`."""
-        source = self._rows[name]
-        found: NDArray[np.int64] = source.ctypes.data + rows * source.shape[1]
+        found: NDArray[np.int64] = self._begins[name] + rows * self._rows[name].shape[1]
         return found
 
     def rows(self, name: str) -> NDArray[np.uint8]:

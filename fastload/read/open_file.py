@@ -62,6 +62,7 @@ class OpenFile:
             elif self._is_mapped:
                 self.held_sparse = HeldOffWriters(header, self.fd, waits=False)
             kinds = {name: header.fields[name] for name in fields}
+            self._dtypes = {name: field.dtype.newbyteorder("=") for name, field in kinds.items()}
             linear = [name for name, field in kinds.items() if field.offset is not None]
             other = [name for name, field in kinds.items() if field.offset is None and field.ragged is None]
             if len(linear) + len(other) < len(kinds) or linear:  # ragged bytes are read by the same
@@ -75,17 +76,18 @@ class OpenFile:
             raise
 
     def copy(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copies rows of a field that is not ragged, int64 (n,) in range, into an array (n, ...).
+        """Copies rows of a field that is not ragged, int64 (n,) in range, into an array (n, ...), C-contiguous.
 
         Raises:
             FormatError, ReadError: a chunk is damaged, or the system cannot read it.
             FileChangedError: the file is too short.
         """
-        dtype = self.header.fields[name].dtype.newbyteorder("=")
-        if dtype == out.dtype and out.flags.c_contiguous:
+        if out.dtype == self._dtypes[name]:
             self._sources[name].gather(rows, {name: out})
             return
-        values = np.empty((len(rows), *out.shape[1:]), dtype)  # texts of an index may be shorter in one shard
+        values = np.empty(
+            (len(rows), *out.shape[1:]), self._dtypes[name]
+        )  # texts of an index may be shorter in one shard
         self._sources[name].gather(rows, {name: values})
         out[...] = values
 

@@ -66,9 +66,9 @@ class Rows:
             FileChangedError: a file was replaced, truncated or written to since its header was read.
         """
         located = self.store.table.locate(rows)
-        known = {name: out for name, out in outs.items() if name in self.file.fields}
         if len(located.numbers) <= self.store.most_open:
-            return self._within(located, lambda: self._gathered(located, known))
+            return self._within(located, lambda: self._gathered(located, outs))
+        known = {name: out for name, out in outs.items() if name in self._plain or name in self._encoded}
         copied = 0  # not so many files are open at a time
         for at in located.groups(self.store.most_open):
             some = {name: np.empty((len(at), *out.shape[1:]), out.dtype) for name, out in known.items()}
@@ -95,18 +95,22 @@ class Rows:
 
     def _gathered(self, located: Located, outs: Mapping[str, NDArray[Any]]) -> int:
         plain = {name: outs[name] for name in self._plain if name in outs}
+        copied = 0
         if self._check is not None and len(due := self._check.due(located.rows)):
             self._check.gather(located, due, plain, self.store, self._encoded)
         else:
             for name, out in plain.items():
                 self.store.copy(name, located, out)
+        for out in plain.values():
+            copied += out.nbytes
         if "split" in plain and self.file.is_index:  # its numbers mean other splits in each shard
             plain["split"][...] = split_of(self.file.splits, located.rows)
         for name, encoded in self._encoded.items():
             if name in outs:
                 assert not self.file.fields[name].varied, f"rows of {name} do not fit into one array"
                 encoded.decoded(located.rows, outs[name])
-        return sum(out.nbytes for name, out in outs.items() if name in plain or name in self._encoded)
+                copied += outs[name].nbytes
+        return copied
 
     @property
     def compares(self) -> bool:

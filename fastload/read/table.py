@@ -23,28 +23,24 @@ class ShardPart(NamedTuple):
     at: NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
 class Located:
-    """Rows of a dataset, int64 (B,) each: their numbers, the shard of each, and its row there.
+    """Rows of a dataset, and where they lie.
 
-    `only`: the shard that all of them lie in, where that is known; else -1.
+    Attributes:
+        rows: int64 (B,), their numbers in the dataset.
+        shard, there: int64 (B,), the shard of each, and its row there.
+        numbers: the shards that they lie in, ascending.
     """
 
-    rows: NDArray[np.int64]
-    shard: NDArray[np.int64]
-    there: NDArray[np.int64]
-    only: int = -1
+    def __init__(
+        self, rows: NDArray[np.int64], shard: NDArray[np.int64], there: NDArray[np.int64], only: int = -1
+    ) -> None:
+        """`only`: the shard that all of them lie in, where that is known; else -1."""
+        self.rows, self.shard, self.there, self._only = rows, shard, there, only
+        self.numbers: list[int] = [only] if only >= 0 else np.flatnonzero(np.bincount(shard)).tolist()
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @cached_property
-    def numbers(self) -> list[int]:
-        """The shards that they lie in, ascending."""
-        if self.only >= 0:
-            return [self.only]
-        found: list[int] = np.flatnonzero(np.bincount(self.shard)).tolist()
-        return found
 
     @cached_property
     def parts(self) -> list[ShardPart]:
@@ -57,7 +53,7 @@ class Located:
 
     def some(self, at: NDArray[np.int64]) -> Located:
         """Returns those at these positions, int64 (n,)."""
-        return Located(self.rows[at], self.shard[at], self.there[at], self.only)
+        return Located(self.rows[at], self.shard[at], self.there[at], self._only)
 
     def groups(self, most: int) -> Iterator[NDArray[np.int64]]:
         """Yields positions, int64 (n,), of rows that lie in so many shards or fewer."""
@@ -81,7 +77,7 @@ class RowTable:
 
     def locate(self, rows: NDArray[np.int64]) -> Located:
         """Returns where rows lie, int64 (B,). IndexError: one is outside the dataset."""
-        check_rows(rows, self._file.num_rows, self._file.name)
+        check_rows(rows, self._file)
         return Located(rows, *self._shards.locate(rows), self._only)
 
     def of_shard(self, shard: int, there: NDArray[np.int64]) -> Located:
@@ -97,10 +93,10 @@ def index_columns(file: PackedFile, name: str) -> dict[str, str]:
     return found
 
 
-def check_rows(rows: NDArray[np.int64], num_rows: int, what: object) -> None:
-    """Raises IndexError, naming the first row outside [0, num_rows). Gathers clip, so a bad row would pass unseen."""
-    unsigned = rows.view(np.uint64)  # a negative row is then larger than any
+def check_rows(rows: NDArray[np.int64], file: PackedFile) -> None:
+    """Raises IndexError, naming the first row outside a dataset. Gathers clip, so a bad row would pass unseen."""
+    unsigned, num_rows = rows.view(np.uint64), file.num_rows  # a negative row is then larger than any
     for first in range(0, len(rows), KEEPS_GIL):
         if unsigned[first : first + KEEPS_GIL].max() >= num_rows:
             bad = rows[unsigned >= num_rows][0]
-            raise IndexError(f"{what}: row {bad} is outside 0..{num_rows - 1}")
+            raise IndexError(f"{file.name}: row {bad} is outside 0..{num_rows - 1}")
