@@ -1,14 +1,14 @@
-"""Reads rows of an HDF5 file, packed or foreign, into memory that is there already.
+"""Reads rows of a dataset, packed or foreign, into memory that is there already.
 
 Input: a header (`PackedFile`) and row numbers. Output: arrays filled with rows, or decoded images of varying size;
 hints to the kernel about rows that come next.
 
-Read first: `reader` (`RowReader`, which chooses a way to read each field), then the ways: `linear` (from a mapping of
-the file, or without one), `hdf5_chunks` (whole chunks of fields that are not one linear array; `format`'s
-`chunk_filters` decompresses gzip and zstd without HDF5), `ragged_rows` (rows of varying length), `sharded` (rows of an
-index).
-`checked` reads images and masks of any file and compares them with their digests, for all that verifies, shows or
-copies rows; `readahead` announces rows to the kernel.
+Read first: `table` (`RowTable`: in which file a row lies), `store` (`Store`: those files, open and unchanged while rows
+are copied; `remote_store` for a URL), `rows` (`Rows`: gathers batches of them). Then the ways to read one file, an
+`OpenFile`: `linear` (from a mapping of it, or without one), `hdf5_chunks` (whole chunks of fields that are not one
+linear array; `format`'s `chunk_filters` decompresses gzip and zstd without HDF5); and `encoded` (rows of varying
+length), `row_check` (digests). `checked` reads images and masks of any file and compares them with their digests, for
+all that verifies, shows or copies rows; `readahead` announces rows to the kernel.
 
-Imports `errors`, `format`, `images`, `system` and `timing`; never torch.
+Imports `errors`, `format`, `images`, `remote`, `system` and `timing`; never torch.
 """
