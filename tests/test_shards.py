@@ -172,11 +172,11 @@ def test_few_files_are_open_at_a_time(tmp_path, monkeypatch):
     out = {"images": np.empty((1, *SIZE), np.uint8), "labels": np.empty(1, np.int64)}
     for row in [*range(24), *range(24)]:
         reader.gather(np.array([row]), out)
-        assert len(reader.store.opened) <= 5
+        assert len(reader.store.files.opened) <= 5
     every = {"images": np.empty((24, *SIZE), np.uint8), "labels": np.empty(24, np.int64)}
     order = np.random.default_rng(0).permutation(24)
     reader.gather(order, every)  # of more shards than may be open
-    assert len(reader.store.opened) <= 5
+    assert len(reader.store.files.opened) <= 5
     expected = gathered(tmp_path / "out.h5", order)
     assert all((values == expected[name]).all() for name, values in every.items())
     assert not reader.compares, "what was compared is remembered of closed shards, too"

@@ -116,7 +116,7 @@ class CheckedSamples:
                 number, offset, length = (int(one[0]) for one in (index.shard, index.offset, index.bytes))
                 if row in self._shard(number).impossible[name] or not 0 <= length <= field.shard_bytes[number]:
                     raise ImageError(self._encoded[name].impossible(index).get(0, "its index entry was impossible"))
-                one = self._rows.store.opened[number]
+                one = self._rows.store.files.opened[number]
                 extent = one.header.fields[name].ragged
                 assert extent is not None, "ragged in each file"
                 data = read_bytes(one.fd, length, extent.base + offset)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -39,14 +37,6 @@ class RemoteStore(Store):
         self.remote = cast(RemoteShards, file.remote)
         self.fetcher = self.remote.current()  # that open files are held by
         self.chunked = [name for name in self.fields if name in self.remote.table.fields]  # fetched when rows are read
-        self._threads = Counter[int]()  # that have taken files, and how often
-        self._idle = threading.Condition(self._lock)  # no thread reads from open files
-        self._reopening = False
-
-    @property
-    def is_used_here(self) -> bool:
-        """Whether this thread has taken files."""
-        return threading.get_ident() in self._threads
 
     def holding(self, located: Located, *, columns_only: bool = False) -> AbstractContextManager[None]:
         return _HeldCopies(self, located, columns_only)
@@ -63,8 +53,8 @@ class RemoteStore(Store):
                 continue
             for number, rows, _ in located.parts:
                 offset, length = (np.empty(len(rows), np.int64) for _ in range(2))
-                self.opened[number].copy(f"{name}_offset", rows, offset)
-                self.opened[number].copy(f"{name}_bytes", rows, length)
+                self.files.opened[number].copy(f"{name}_offset", rows, offset)
+                self.files.opened[number].copy(f"{name}_bytes", rows, length)
                 found |= dict.fromkeys(table.of_bytes(name, number, offset, length).tolist())
         return list(found)
 
@@ -83,8 +73,8 @@ class RemoteStore(Store):
 
     def _may_help(self, exc: Exception, located: Located) -> bool:
         """Whether rows that could not be read can be now, as what was lost or changed on its way is fetched again."""
-        is_nested = self.is_used_here
-        if not is_nested and self.remote.is_lost({number: one.fd for number, one in self.opened.items()}):
+        is_nested = self.files.is_used_here
+        if not is_nested and self.remote.is_lost({number: one.fd for number, one in self.files.opened.items()}):
             self.leave(CacheLostError(self.file.path))
             return True
         if not isinstance(exc, FormatError):  # DamagedRowError is one
@@ -95,34 +85,12 @@ class RemoteStore(Store):
         with self.holding(damaged, columns_only=True):
             chunks = [self._header(number) for number in damaged.numbers] + self.chunks_of(damaged)
             for number in damaged.numbers:  # a writer of this process would wait for this thread
-                if isinstance(held := self.opened[number].held_sparse, HeldOffWriters):
+                if isinstance(held := self.files.opened[number].held_sparse, HeldOffWriters):
                     held.let_go()
             repaired = self.remote.repaired(chunks)
         if repaired and not is_nested:
             self._reopen()
         return repaired
-
-    def take(self, numbers: Sequence[int]) -> list[OpenFile]:
-        with self._locked():
-            # Who has some open already gets others, too: `_reopen` waits until it has none.
-            is_user = self.is_used_here
-            while self._reopening and not is_user:
-                self._idle.wait()
-            if self.remote.current() is not self.fetcher and not is_user:
-                raise CacheLostError(self.file.path)  # another thread has left it
-            found = super().take(numbers)
-            self._threads[threading.get_ident()] += 1
-            return found
-
-    def release(self, numbers: Sequence[int]) -> None:
-        with self._locked():
-            thread = threading.get_ident()
-            self._threads[thread] -= 1
-            if self._threads[thread] <= 0:
-                del self._threads[thread]
-            super().release(numbers)
-            if self._reopening:
-                self._idle.notify_all()
 
     def leave(self, why: CacheLeftError) -> None:
         """Has rows read from memory, where the disk is full, or else from copies that are made anew.
@@ -138,49 +106,40 @@ class RemoteStore(Store):
 
     def _reopen(self) -> None:
         """Closes all files when no thread reads from them, so that they are opened as they are then."""
-        with self._locked():
-            while self._reopening:
-                self._idle.wait()
-            self._reopening = True
-            try:
-                while self._users:
-                    self._idle.wait()
-                for number in list(self.opened):
-                    self._close(number)
-                self.fetcher = self.remote.current()
-                if self.joined is not None:
-                    self.joined.forget()
-            finally:
-                self._reopening = False
-                self._idle.notify_all()
+        self.files.drain(self._begin_anew)
 
-    def _locked(self) -> threading.RLock:
-        if self._pid != os.getpid():
-            super()._locked()
-            self._threads, self._idle = Counter(), threading.Condition(self._lock)
-            self.fetcher = self.remote.current()
-            self.opened.clear()  # the parent holds their headers, this process has to hold them itself
-            if self.joined is not None:
-                self.joined.forget()
-        return self._lock
+    def _begin_anew(self) -> None:
+        self.fetcher = self.remote.current()
+        if self.joined is not None:
+            self.joined.forget()
+
+    def require_current(self) -> None:
+        """Raises CacheLostError where another thread has left the cache."""
+        if self.remote.current() is not self.fetcher:
+            raise CacheLostError(self.file.path)
+
+    def forked(self, opened: OrderedDict[int, OpenFile]) -> None:
+        """Opens files anew: the parent holds the headers of these, this process has to hold them itself."""
+        opened.clear()
+        self._begin_anew()
 
     def _header(self, number: int) -> int:
         return int(self.remote.table.headers[number])
 
-    def _open(self, number: int) -> OpenFile:
+    def open_file(self, number: int) -> OpenFile:
         lap("reading")
         self.fetcher.hold([self._header(number)])
         lap(NETWORK)
         try:
-            return super()._open(number)
+            return super().open_file(number)
         except BaseException as exc:
             self.fetcher.release([self._header(number)])
             if isinstance(exc, FormatError | MissingFileError) and self.remote.has_lost_header(number):
                 raise CacheLostError(self.file.path) from exc
             raise
 
-    def _close(self, number: int) -> None:
-        super()._close(number)
+    def close_file(self, number: int, file: OpenFile) -> None:
+        super().close_file(number, file)
         self.fetcher.release([self._header(number)])
 
 
@@ -199,13 +158,13 @@ class _HeldCopies(Held):
             try:
                 return self._enter()
             except CacheLeftError as exc:
-                if self._copies.is_used_here or not left:
+                if self._copies.files.is_used_here or not left:
                     raise
                 self._copies.leave(exc)
 
     def _enter(self) -> None:
-        is_nested = self._copies.is_used_here
-        opened = self._copies.take(self._located.numbers)
+        is_nested = self._copies.files.is_used_here
+        opened = self._copies.files.take(self._located.numbers)
         try:
             self._hold(opened, is_nested)
         except BaseException as exc:

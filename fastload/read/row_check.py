@@ -223,10 +223,10 @@ class RowCheck:
         """Returns the digests of rows in one dataset, and which of them are others than their headers said."""
         if len(few.numbers) == 1:
             number = few.numbers[0]
-            return self._digests[number][name].of(few.there, store.opened[number])
+            return self._digests[number][name].of(few.there, store.files.opened[number])
         found, unknown = np.empty(len(few), np.uint64), [_NONE]
         for shard, rows, at in few.parts:
-            found[at], others = self._digests[shard][name].of(rows, store.opened[shard])
+            found[at], others = self._digests[shard][name].of(rows, store.files.opened[shard])
             unknown.append(at[others])
         return found, np.concatenate(unknown)
 
@@ -239,7 +239,7 @@ class RowCheck:
             for name in self._columns:
                 field = self._headers[shard].fields[name]
                 values[name] = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
-                store.opened[shard].copy(name, rows, values[name])
+                store.files.opened[shard].copy(name, rows, values[name])
             different[at] = row_digests(values) != expected[at]
         different[unknown] = True
         return different

@@ -66,11 +66,11 @@ class Rows:
             FileChangedError: a file was replaced, truncated or written to since its header was read.
         """
         located = self.store.table.locate(rows)
-        if len(located.numbers) <= self.store.most_open:
+        if len(located.numbers) <= self.store.files.most:
             return self._within(located, lambda: self._gathered(located, outs))
         known = {name: out for name, out in outs.items() if name in self._plain or name in self._encoded}
         copied = 0  # not so many files are open at a time
-        for at in located.groups(self.store.most_open):
+        for at in located.groups(self.store.files.most):
             some = {name: np.empty((len(at), *out.shape[1:]), out.dtype) for name, out in known.items()}
             copied += self.gather(rows[at], some)
             for name, values in some.items():

@@ -9,11 +9,7 @@ addresses (`MappedShards`): there they are one array, as in a single file.
 
 from __future__ import annotations
 
-import errno
 import functools
-import os
-import resource
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,14 +23,12 @@ from fastload.format.header import FileIdentity, PackedFile, read_shard
 from fastload.read.identity import until_untouched
 from fastload.read.linear import MappedShards, Read, addresses_of, as_rows, chosen
 from fastload.read.open_file import OpenFile
+from fastload.read.open_files import OpenFiles
 from fastload.read.row_errors import sample_error
 from fastload.read.table import Located, LocatedIndex, RowTable
 from fastload.system import native
 
 ResultT = TypeVar("ResultT")
-
-_MOST_OPEN = 64
-"""Shards that are open at a time, unless the system allows fewer descriptors; a window of chunks needs 16 or fewer."""
 
 
 class Watcher(Protocol):
@@ -75,11 +69,7 @@ class Store:
         self.file, self.table, self.fields = file, RowTable(file), list(dict.fromkeys(fields))
         self.read, self._watcher = chosen(file.path, read), watcher
         self._options: dict[str, Any] = {"cache_chunks": cache_chunks, "windows": windows}
-        self.most_open = max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16))
-        self._lock, self._pid = threading.RLock(), os.getpid()
-        self.opened: OrderedDict[int, OpenFile] = OrderedDict()
-        self._users: dict[int, int] = {}
-        self._is_closed = False
+        self.files = OpenFiles(self)
         # Of each file that is open, where the first row of a field, or byte of a ragged one, is mapped to: int64 (S,).
         count = len(file.shards.names)
         self._bases = {name: np.zeros(count, np.int64) for name in self.fields if self._is_mapped(name)}
@@ -113,7 +103,7 @@ class Store:
         The numbers of splits are those of each shard.
         """
         if len(located.numbers) == 1:
-            self.opened[located.numbers[0]].copy(name, located.there, out)
+            self.files.opened[located.numbers[0]].copy(name, located.there, out)
             return
         if len(located) and name in self._bases and native.library() is not None:
             flat = as_rows(out)
@@ -122,10 +112,10 @@ class Store:
         for shard, rows, at in located.parts:
             first, stop = int(at[0]), int(at[-1]) + 1
             if stop - first == len(at):
-                self.opened[shard].copy(name, rows, out[first:stop])
+                self.files.opened[shard].copy(name, rows, out[first:stop])
             else:
                 values = np.empty((len(at), *out.shape[1:]), out.dtype)
-                self.opened[shard].copy(name, rows, values)
+                self.files.opened[shard].copy(name, rows, values)
                 out[at] = values
 
     def columns(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
@@ -134,8 +124,8 @@ class Store:
         Raises IndexError, FileChangedError, FormatError and ReadError as reading does.
         """
         whole = self.table.locate(rows)
-        is_one = len(whole.numbers) <= self.most_open
-        for at in [np.arange(len(rows))] if is_one else whole.groups(self.most_open):
+        is_one = len(whole.numbers) <= self.files.most
+        for at in [np.arange(len(rows))] if is_one else whole.groups(self.files.most):
             located = whole if is_one else whole.some(at)
 
             def copied(located: Located = located, at: NDArray[np.int64] = at) -> None:
@@ -172,7 +162,7 @@ class Store:
         begins = ends - index.bytes
         for number in np.unique(index.shard).tolist():
             at = np.flatnonzero(index.shard == number)
-            one, lengths = self.opened[number], index.bytes[at]
+            one, lengths = self.files.opened[number], index.bytes[at]
             if (flat := one.mapped(name)) is not None:
                 for start, length, begin in zip(index.offset[at], lengths, begins[at], strict=True):
                     memory[begin : begin + length] = flat[start : start + length]
@@ -187,7 +177,7 @@ class Store:
 
     def mapped(self, name: str, number: int) -> memoryview:
         """Returns all mapped bytes of a ragged field in an open file."""
-        found = self.opened[number].mapped(name)
+        found = self.files.opened[number].mapped(name)
         assert found is not None, "see `maps`"
         return found.data
 
@@ -198,44 +188,18 @@ class Store:
         """
         if self.file.is_whole:
             with self.holding(self.table.of_shard(0, np.empty(0, np.int64))):
-                return self.opened[0].mapped(name) if name in self._bases else None
+                return self.files.opened[0].mapped(name) if name in self._bases else None
         return self.joined.rows if self.joined is not None and name == "images" else None
 
     def damaged(self, row: int, reason: str) -> FastloadError:
         """Returns the error to raise for a row that is not what was packed, or cannot be decoded."""
         return sample_error(self.file, row, reason)
 
-    def take(self, numbers: Sequence[int]) -> list[OpenFile]:
-        """Returns open files, which stay open until they are released as often as they were taken."""
-        with self._locked():
-            if self._is_closed:
-                raise OSError(errno.EBADF, f"{os.strerror(errno.EBADF)}: the reader of {self.file.name} was closed")
-            found = []
-            for number in numbers:
-                one = self.opened.get(number)
-                if one is None:
-                    one = self.opened[number] = self._open(number)
-                self.opened.move_to_end(number)
-                found.append(one)
-            for number in numbers:
-                self._users[number] = self._users.get(number, 0) + 1
-            if len(self.opened) > self.most_open:
-                idle = [number for number in self.opened if number not in self._users]
-                for number in idle[: len(self.opened) - self.most_open]:
-                    self._close(number)
-            return found
+    def require_current(self) -> None:
+        """Does nothing: files of this machine may always be opened."""
 
-    def release(self, numbers: Sequence[int]) -> None:
-        """Lets files be closed that were taken."""
-        with self._locked():
-            for number in numbers:
-                left = self._users.get(number, 1) - 1
-                if left:
-                    self._users[number] = left
-                else:
-                    self._users.pop(number, None)
-
-    def _open(self, number: int) -> OpenFile:
+    def open_file(self, number: int) -> OpenFile:
+        """Opens a file, within `OpenFiles.take`."""
         header = read_shard(self.file, number)
         if (watcher := self._watcher) is None:
             one = OpenFile(header, self.fields, self.read, **self._options)
@@ -251,23 +215,19 @@ class Store:
             bases[number] = mapped.ctypes.data
         return one
 
-    def _close(self, number: int) -> None:
-        self.opened.pop(number).close()
+    def close_file(self, number: int, file: OpenFile) -> None:
+        """Closes a file that nobody uses."""
+        file.close()
         if self._watcher is not None:
             self._watcher.closed(number)
 
-    def _locked(self) -> threading.RLock:
-        """Returns the lock; after a fork a new one, as no thread is there to release what it held."""
-        if self._pid != os.getpid():
-            self._lock, self._pid, self._users = threading.RLock(), os.getpid(), {}
-        return self._lock
+    def forked(self, opened: OrderedDict[int, OpenFile]) -> None:
+        """Does nothing: a fork reads from the files that its parent has open."""
 
     def close(self) -> None:
         """Closes all files; nothing may be held. Calling it again does nothing."""
-        with self._locked():
-            for number in list(self.opened):
-                self._close(number)
-            self.joined, self._is_closed = None, True
+        self.files.close()
+        self.joined = None
 
 
 class Held(AbstractContextManager[None]):
@@ -278,7 +238,7 @@ class Held(AbstractContextManager[None]):
         self._held: list[tuple[OpenFile, FileIdentity]] = []  # with the identity of each when it was held
 
     def __enter__(self) -> None:
-        opened = self._store.take(self._located.numbers)
+        opened = self._store.files.take(self._located.numbers)
         try:
             for one in opened:
                 one.held.__enter__()
@@ -298,4 +258,4 @@ class Held(AbstractContextManager[None]):
         finally:
             while self._held:
                 self._held.pop()[0].held.__exit__(None, None, None)
-            self._store.release(self._located.numbers)
+            self._store.files.release(self._located.numbers)

@@ -109,7 +109,7 @@ def test_a_thread_that_reads_goes_on_while_another_finds_the_disk_full(tmp_path,
 
     with reader.holding(rows):
         threading.Thread(target=leave, daemon=True).start()
-        while not reader.store._reopening:
+        while not reader.store.files._draining:
             left.wait(0.01)
         reader.gather(rows, outs)  # as a transform does within the holding of its batch
     assert left.wait(60)
