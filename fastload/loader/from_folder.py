@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -300,7 +300,7 @@ class FolderStore(Store):
         if (labels := listing.columns.get("labels")) is not None:
             self._values["labels"] = np.ascontiguousarray(labels.values[order])
 
-    def holding(self, located: Located, *, columns_only: bool = False) -> AbstractContextManager[None]:
+    def holding(self, located: Located, fields: Collection[str] | None = None) -> AbstractContextManager[None]:
         """Does nothing: each file is checked when it is read."""
         return nullcontext()
 

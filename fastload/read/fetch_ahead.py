@@ -67,7 +67,7 @@ class FetchAhead:
     def _announce(self, rows: NDArray[np.int64], epoch: int, step: int) -> None:
         located = self._store.table.locate(rows)
         headers: list[int] = self._remote.table.headers[located.numbers].tolist()
-        with self._store.holding(located, columns_only=True) if self._ragged else nullcontext():
+        with self._store.holding(located, ()) if self._ragged else nullcontext():
             chunks = headers + self._store.chunks_of(located)
         with self._lock:
             if self._closed:

@@ -59,7 +59,7 @@ class HeldRows:
         coming = deque[range]()
         for span in spans:
             located = self._located(span)
-            with self._pixels.holding(located, columns_only=True):
+            with self._pixels.holding(located, ()):
                 chunks = self._pixels.chunks_of(located)
             self._announced[span.start] = chunks
             self._fetcher.announce(chunks)

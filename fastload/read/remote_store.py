@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -38,14 +38,14 @@ class RemoteStore(Store):
         self.fetcher = self.remote.current()  # that open files are held by
         self.chunked = [name for name in self.fields if name in self.remote.table.fields]  # fetched when rows are read
 
-    def holding(self, located: Located, *, columns_only: bool = False) -> AbstractContextManager[None]:
-        return _HeldCopies(self, located, columns_only)
+    def holding(self, located: Located, fields: Collection[str] | None = None) -> AbstractContextManager[None]:
+        return _HeldCopies(self, located, self.chunked if fields is None else [f for f in self.chunked if f in fields])
 
-    def chunks_of(self, located: Located) -> list[int]:
-        """Returns the chunks that rows lie in, each once; within `holding` their files."""
+    def chunks_of(self, located: Located, fields: Sequence[str] | None = None) -> list[int]:
+        """Returns the chunks that rows lie in, each once, of some or all fields; within `holding` their files."""
         found: dict[int, None] = {}
         table = self.remote.table
-        for name in self.chunked:
+        for name in self.chunked if fields is None else fields:
             if name in table.rows:
                 chunks = table.of_rows(name, located.shard, located.there)
                 low = int(chunks.min())
@@ -82,7 +82,7 @@ class RemoteStore(Store):
         damaged = located
         if rows := getattr(exc, "rows", ()):
             damaged = self.table.locate(np.array(rows, np.int64))
-        with self.holding(damaged, columns_only=True):
+        with self.holding(damaged, ()):
             chunks = [self._header(number) for number in damaged.numbers] + self.chunks_of(damaged)
             for number in damaged.numbers:  # a writer of this process would wait for this thread
                 if isinstance(held := self.files.opened[number].held_sparse, HeldOffWriters):
@@ -146,9 +146,9 @@ class RemoteStore(Store):
 class _HeldCopies(Held):
     """Within it the chunks of rows are in the copies of their files, and stay there."""
 
-    def __init__(self, store: RemoteStore, located: Located, columns_only: bool) -> None:
+    def __init__(self, store: RemoteStore, located: Located, chunked: list[str]) -> None:
         super().__init__(store, located)
-        self._copies, self._columns_only = store, columns_only
+        self._copies, self._chunked = store, chunked
         self._sparse: list[HeldOffWriters | nullcontext[None]] = []  # of copies
         self._fetcher: ChunkFetcher | None = None  # that holds the chunks
         self._chunks: list[int] = []
@@ -174,10 +174,10 @@ class _HeldCopies(Held):
     def _hold(self, opened: Sequence[OpenFile], is_nested: bool) -> None:
         """Holds the chunks; and their copies, as long as nobody is about to write to these."""
         store, table = self._copies, self._copies.remote.table
-        if len(self._located) and not self._columns_only:
-            if not is_nested and any(name not in table.rows for name in store.chunked):  # only the copies say which
+        if len(self._located) and self._chunked:
+            if not is_nested and any(name not in table.rows for name in self._chunked):  # only the copies say which
                 self._require_copies(opened)
-            chunks = store.chunks_of(self._located)
+            chunks = store.chunks_of(self._located, self._chunked)
             store.remote.check_held(chunks)
             lap("reading")
             store.fetcher.hold(chunks)

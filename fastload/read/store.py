@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -84,10 +84,10 @@ class Store:
         is_plain = is_plain and (self.file.is_whole or (field.dtype.kind != "S" and name != "split"))
         return self.read == "map" and (is_plain or field.ragged is not None)
 
-    def holding(self, located: Located, *, columns_only: bool = False) -> AbstractContextManager[None]:
+    def holding(self, located: Located, fields: Collection[str] | None = None) -> AbstractContextManager[None]:
         """Returns a context within which rows can be copied; may be nested.
 
-        Of remote shards their chunks are there, unless `columns_only`: those of large fields are not needed.
+        Of remote shards the chunks of some fields are there, by default of all.
 
         Raises TouchedError, at its end, where they are to be copied again: see `again`.
         """
@@ -129,7 +129,7 @@ class Store:
             located = whole if is_one else whole.some(at)
 
             def copied(located: Located = located, at: NDArray[np.int64] = at) -> None:
-                with self.holding(located, columns_only=True):
+                with self.holding(located, outs):
                     for name, out in outs.items():
                         values = out if is_one else np.empty((len(at), *out.shape[1:]), out.dtype)
                         self.copy(name, located, values)
