@@ -19,8 +19,8 @@ times are milliseconds (`cpu_ms`: of the processor, all threads), its memory wha
     balance: of some nodes, the rows, shards and chunks that each reads in an epoch, and the most rows of one shard.
 `shards`: images/s of a `FastLoader` over an index of 4 shards, over that of one file with the same rows in the same
 order; shards that are mapped back to back (`joined`), and shards of odd numbers of rows, which are not (`odd`); by
-chunk windows, as by default, and in full shuffle. `-second`: the second epoch of a loader, which reads rows that the first
-one compared with their digests.
+chunk windows, as by default, and in full shuffle. `-second`: the second epoch of a loader, which reads rows that the
+first one compared with their digests.
 `ray`: images/s of `pack_images(shards=8, size=128, engine="ray")` on a Ray cluster of two CPUs on this machine, whose
 processes run already, over the same with `workers=2` instead; faces of tools/make_faces.py, each under many names.
 
