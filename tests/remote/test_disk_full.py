@@ -104,10 +104,10 @@ def test_a_thread_that_reads_goes_on_while_another_finds_the_disk_full(tmp_path,
     rows, outs, left = np.arange(4), {"images": np.empty((4, 64, 64, 3), np.uint8)}, threading.Event()
 
     def leave() -> None:
-        reader.leave(DiskFullError())
+        reader.store.leave(DiskFullError())
         left.set()
 
-    with reader.holding(rows):
+    with reader.store.holding(reader.store.table.locate(rows)):
         threading.Thread(target=leave, daemon=True).start()
         while not reader.store.files._draining:
             left.wait(0.01)
