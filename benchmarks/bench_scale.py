@@ -60,7 +60,7 @@ from fastload.format.shards import Shards
 from fastload.format.writer import PixelSpec, chunk_rows_for, create_file, dump_options
 from fastload.pack.index import index_files, write_index
 from fastload.pack.shards import shard_path, whole_pages
-from fastload.plan import ChunkPieces, ChunkWindow, EpochPlan
+from fastload.plan import ChunkWindow, EpochPlan
 from fastload.read.sharded import ShardedReader
 
 ROW_SHAPE = (32, 32, 3)
@@ -93,9 +93,8 @@ class Scale:
 
     def plan(self, **words: Any) -> EpochPlan:
         """The plan of a `FastLoader` over the index; it needs none of the files."""
-        pieces = ChunkPieces(self.begins, np.zeros(len(self.begins), np.int64))
         given: dict[str, Any] = {"world_size": self.world, "batch_size": BATCH_SIZE, "shuffle": ChunkWindow()} | words
-        return EpochPlan(range(self.options.rows), chunk_rows=self.chunk_rows, pieces=pieces, **given)
+        return EpochPlan(range(self.options.rows), chunk_rows=self.chunk_rows, **given)
 
     def shard_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The shard that each row lies in."""
@@ -233,7 +232,7 @@ _PLAN = """
 data = as_input(path)
 mark()
 segments = ((began, batch_size, steps),) if steps else ()
-plan = EpochPlan(data.plan_rows, chunk_rows=data.chunk_rows, pieces=data.pieces, world_size=world,
+plan = EpochPlan(data.plan_rows, chunk_rows=data.chunk_rows, world_size=world,
                  batch_size=batch_size, shuffle=ChunkWindow(), segments=segments)
 batch = next(plan.batches(rank))
 mark()

@@ -243,7 +243,9 @@ def _index_header(path: Path, file: h5py.File, identity: FileIdentity) -> Packed
 
 def _field_of_index(name: str, said: dict[str, Any], num_rows: int) -> Field:
     shape, chunk_rows, ragged = tuple(map(int, said["shape"])), int(said["chunk_rows"]), said["ragged"]
-    extent = RaggedExtent(0, sum(ragged["shard_bytes"]), int(ragged["chunk_bytes"]), num_rows) if ragged else None
+    extent = None
+    if ragged:
+        extent = RaggedExtent(0, sum(ragged["shard_bytes"]), int(ragged["chunk_bytes"]), num_rows, chunk_rows)
     return Field(
         name=name,
         dtype=np.dtype(said["dtype"]),

@@ -194,7 +194,8 @@ def check_cache(options: Resolved) -> None:
     group = group_size(options.packed.row_bytes * plan.batch_size, plan.num_steps)
     rows = (options.num_workers + 1) * group * plan.batch_size
     if window is not None:
-        number = window.chunks * (-(-rows // (window.chunks * chunk_rows)) + 1)
+        assert file.shards is not None, "what is behind a URL is an index"
+        number = window.chunks * (-(-rows // (window.chunks * chunk_rows)) + 1) * file.shards.chunks_of(chunk_rows)
         what = f"reading windows of {window.chunks} chunks"
     elif plan.shuffle is False:
         number, what = rows // max(1, chunk_rows) + options.num_workers + 2, "reading in order"

@@ -225,7 +225,6 @@ class FastLoader:
         plan = EpochPlan(
             rows=data.plan_rows,
             chunk_rows=data.chunk_rows,
-            pieces=data.pieces,
             seed=seed,
             world_size=resolved_share.world_size,
             batch_size=batch_size,

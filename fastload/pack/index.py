@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, OutputError, SourceError
+from fastload.format.codecs import CODEC_CHUNK_BYTES
 from fastload.format.digests import attributes
 from fastload.format.header import (
+    IMAGES_OFFSET,
     PIXEL_FIELDS,
     Field,
     PackedFile,
@@ -25,9 +27,10 @@ from fastload.format.header import (
     open_hdf5,
     read_header,
 )
+from fastload.format.ragged import RaggedExtent, ragged_offsets
 from fastload.format.shards import INDEX_VERSION, Shards, create_index, index_digest
 from fastload.format.texts import is_text
-from fastload.format.writer import new_file, scratch_file, set_attrs, writer_name
+from fastload.format.writer import CHUNK_BYTES, chunk_rows_for, new_file, scratch_file, set_attrs, writer_name
 from fastload.pack.output_url import check_url, found_object, shown_as, upload
 from fastload.pack.pack_options import output_exists
 from fastload.remote.headers import fetch_header
@@ -175,7 +178,7 @@ def write_index(
 ) -> None:
     """Writes the index of shards whose headers are these; each split's rows follow the rows of the split before."""
     first = headers[0]
-    fields = {name: _described(name, headers) for name in first.fields}
+    fields = {name: _described(name, headers, shards) for name in first.fields}
     ragged = [name for name, field in first.fields.items() if field.ragged is not None]
     own = {f"{name}_offset": _offsets(f"{name}_offset", name, headers, shards) for name in ragged}
     if any(header.fields["split"].names != tuple(splits) for header in headers):  # whose numbers mean other splits
@@ -286,19 +289,24 @@ def _in_words(kind: tuple[Any, ...] | None) -> str:
     return f"{form} of {dtype} ({', '.join(map(str, shape))}){more}" + (f", {attrs}" if attrs else "")
 
 
-def _described(name: str, headers: Sequence[PackedFile]) -> dict[str, Any]:
+def _described(name: str, headers: Sequence[PackedFile], shards: Shards) -> dict[str, Any]:
     """Returns the description of a field of all shards, see `create_index`."""
     fields = [header.fields[name] for header in headers]
     first = fields[0]
     dtype, shape = first.dtype, list(first.shape)
     if dtype.kind == "S":
         dtype = max((field.dtype for field in fields), key=lambda one: one.itemsize)
-    ragged = None
+    ragged, chunk_rows = None, _chunk_rows(fields, headers) if name in PIXEL_FIELDS else 0
     if first.ragged is not None:
         shape = [n if all(field.shape[axis] == n for field in fields) else 0 for axis, n in enumerate(shape)]
         extents = [field.ragged for field in fields if field.ragged is not None]
-        ragged = {"shard_bytes": [one.num_bytes for one in extents], "chunk_bytes": extents[0].chunk_bytes}
-    rows = [field.chunk_rows for field in fields if field.chunk_rows]
+        aim = _aimed_at(headers)
+        if any(one.chunk_bytes != min(aim, one.num_bytes) for one in extents):
+            aim = max(one.chunk_bytes for one in extents)
+        num_bytes = ragged_offsets(_in_order(f"{name}_bytes", headers, shards), aim)[1]
+        chunk_bytes = min(aim, num_bytes)
+        chunk_rows = RaggedExtent(0, num_bytes, chunk_bytes, sum(header.num_rows for header in headers)).chunk_rows
+        ragged = {"shard_bytes": [one.num_bytes for one in extents], "chunk_bytes": chunk_bytes}
     names = first.names
     if name == "split":
         names = tuple(dict.fromkeys(one for header in headers for one in header.splits))
@@ -307,8 +315,7 @@ def _described(name: str, headers: Sequence[PackedFile]) -> dict[str, Any]:
         "shape": shape,
         "stored_dtype": "|u1" if ragged else dtype.str,
         "stored_shape": [] if ragged else shape,
-        # A chunk of the plan; only the last shard's may be smaller, for want of rows.
-        "chunk_rows": max(rows) if rows and name in PIXEL_FIELDS else 0,
+        "chunk_rows": chunk_rows,
         "filters": list(dict.fromkeys(one for field in fields for one in field.filters)),
         "names": list(names),
         "attrs": first.attrs,
@@ -318,17 +325,45 @@ def _described(name: str, headers: Sequence[PackedFile]) -> dict[str, Any]:
     }
 
 
+def _aimed_at(headers: Sequence[PackedFile]) -> int:
+    """Returns the size of chunks that files were packed with, the default where they do not say one and the same."""
+    said = _same_options(headers).get("chunk_bytes")
+    return said if isinstance(said, int) and said > 0 else CHUNK_BYTES
+
+
+def _chunk_rows(fields: Sequence[Field], headers: Sequence[PackedFile]) -> int:
+    """Returns the rows of a chunk of the plan, by which an index has the order of one file of its rows.
+
+    As many as that would have by the options that all shards were packed with, where their own chunks are that long, or
+    shorter only for want of rows or to fill whole pages (`whole_pages`); else those of the longest chunk.
+    """
+    aim, total, field = _aimed_at(headers), sum(header.num_rows for header in headers), fields[0]
+    small = [min(aim, CODEC_CHUNK_BYTES)] if field.filters else []
+    for chunk_bytes in [*small, aim] if field.chunks and len(headers) > 1 else ():
+        rows = chunk_rows_for(field.row_bytes, total, chunk_bytes)
+        paged = {rows - rows % 2**power for power in range(IMAGES_OFFSET.bit_length())}
+        pairs = zip(fields, headers, strict=True)
+        if all(one.chunk_rows in {min(rows, header.num_rows) for rows in paged} for one, header in pairs):
+            return rows
+    return max(one.chunk_rows for one in fields)
+
+
 def _offsets(dataset: str, name: str, headers: Sequence[PackedFile], shards: Shards) -> NDArray[np.int64]:
     """Returns the offsets of all rows of a ragged field in all shards' bytes, one shard after another, int64 (N,)."""
+    extents = [header.fields[name].ragged for header in headers]
+    sizes = np.array([extent.num_bytes for extent in extents if extent is not None])
+    bases: NDArray[np.int64] = np.cumsum(sizes) - sizes  # of the shards
+    found: NDArray[np.int64] = _in_order(dataset, headers, shards) + bases[np.repeat(shards.shard, shards.rows)]
+    return found
+
+
+def _in_order(dataset: str, headers: Sequence[PackedFile], shards: Shards) -> NDArray[np.int64]:
+    """Returns the values of a dataset of all shards, in the order of the index: int64 (N,)."""
     found = np.empty(int(shards.rows.sum()), np.int64)
-    base = 0
     for number, header in enumerate(headers):
         there, here = shards.rows_of(number)
         with open_hdf5(header.path) as hdf5:
-            found[here] = hdf5[dataset][()][there] + base
-        ragged = header.fields[name].ragged
-        assert ragged is not None, "its kind was compared"
-        base += ragged.num_bytes
+            found[here] = hdf5[dataset][()][there]
     return found
 
 

@@ -71,6 +71,7 @@ class ReadAhead:
         names: fields to announce; those read through HDF5 are left out.
         rows: rows of the file that are read at all; only small fields are announced beyond them.
         chunk_rows: rows of a chunk: whole chunks are announced, since a window soon reads all of them; 0: row by row.
+        lead: rows of the first chunk that lie before the file, in the shard before.
         recent_chunks: chunks remembered as announced.
 
     Raises:
@@ -84,6 +85,7 @@ class ReadAhead:
         rows: range,
         *,
         chunk_rows: int = 0,
+        lead: int = 0,
         recent_chunks: int = 64,
     ) -> None:
         self._closed = False
@@ -99,7 +101,7 @@ class ReadAhead:
                 is_small = extents.num_bytes(rows.stop) <= _SMALL_FIELD_BYTES
                 (self._small if is_small else self._large).append(extents)
         self._rows = rows
-        self._chunk_rows = chunk_rows
+        self._chunk_rows, self._lead = chunk_rows, lead
         self._recent: dict[int, None] = {}
         self._max_recent = recent_chunks
         self._advise = KernelAdvice(fd, file.identity.size)
@@ -182,8 +184,9 @@ class ReadAhead:
     def _row_ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns first rows and stop rows of ranges that hold these rows and were not announced yet."""
         if self._chunk_rows:
-            wanted = np.unique(rows // self._chunk_rows).tolist()
-            first = np.array([chunk for chunk in wanted if chunk not in self._recent], np.int64) * self._chunk_rows
+            wanted = np.unique((rows + self._lead) // self._chunk_rows).tolist()
+            new = np.array([chunk for chunk in wanted if chunk not in self._recent], np.int64)
+            first = new * self._chunk_rows - self._lead
             for chunk in wanted:
                 self._recent.pop(chunk, None)
                 self._recent[chunk] = None  # at the end: the first ones were wanted least recently
@@ -196,12 +199,12 @@ class ReadAhead:
             stop = first + 1
         if not len(first):
             return first, first
-        new = np.concatenate(([True], first[1:] != stop[:-1]))
-        return first[new], stop[np.append(np.flatnonzero(new)[1:] - 1, len(stop) - 1)]
+        begins = np.concatenate(([True], first[1:] != stop[:-1]))
+        return first[begins], stop[np.append(np.flatnonzero(begins)[1:] - 1, len(stop) - 1)]
 
 
 class ShardedReadAhead(ReadAhead):
-    """A `ReadAhead` for rows of an index: one for each of the shards used last.
+    """A `ReadAhead` for rows of an index: one for each of the shards used last, or its pieces where chunks begin anew.
 
     Args: as for `ReadAhead`.
     """
@@ -212,7 +215,8 @@ class ShardedReadAhead(ReadAhead):
         assert file.shards is not None, "an index"
         self._file, self._names, self._shards = file, names, file.shards
         self._options = {"chunk_rows": chunk_rows, "recent_chunks": recent_chunks}
-        self._open: dict[int, ReadAhead] = {}
+        self._chunk_rows = max(1, chunk_rows)
+        self._open: dict[int, ReadAhead] = {}  # by number of the shard and lead, as one number
         self._fd = -1  # each of them has its own
         self._most = max(2, min(_MOST_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 32))
         self._probed = self._quiet = 0
@@ -223,13 +227,15 @@ class ShardedReadAhead(ReadAhead):
         if self._quiet >= _QUIET_BATCHES and self._probed % _QUIET_EVERY:
             return
         numbers, there = self._shards.locate(rows)
-        found = np.flatnonzero(np.bincount(numbers)).tolist()
+        numbers = numbers * self._chunk_rows + (rows - there) % self._chunk_rows
+        found = np.unique(numbers).tolist()
         for number in found:
             one = self._open.pop(number, None)
             if one is None:
+                of_shard, lead = divmod(number, self._chunk_rows)
                 try:
-                    shard = read_shard(self._file, number)
-                    one = ReadAhead(shard, self._names, range(shard.num_rows), **self._options)
+                    shard = read_shard(self._file, of_shard)
+                    one = ReadAhead(shard, self._names, range(shard.num_rows), lead=lead, **self._options)
                 except (FastloadError, OSError):
                     continue  # whoever reads it gets the error
             self._open[number] = one  # at the end: the first ones were used least recently

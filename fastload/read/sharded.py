@@ -45,7 +45,7 @@ ResultT = TypeVar("ResultT")
 _MOST_LOSSES = 10  # of the cache, one after another, before that is an error
 _MOST_AGAIN = 4
 _MOST_OPEN = 64
-"""Shards that are open at a time, unless the system allows fewer descriptors; a window of chunks needs 16 or fewer."""
+"""Shards open at a time, unless the system allows fewer descriptors; a window of 16 chunks needs 32 or fewer."""
 
 
 class ShardedReader(RowReader):
