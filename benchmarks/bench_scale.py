@@ -55,13 +55,15 @@ import harness
 from fastload import FastLoader, PackedDataset, pack_images
 from fastload.format.digests import pixel_digests
 from fastload.format.header import PackedFile, read_header
+from fastload.format.joined import JoinedFiles, as_index
 from fastload.format.ragged import Column
 from fastload.format.shards import Shards
 from fastload.format.writer import PixelSpec, chunk_rows_for, create_file, dump_options
-from fastload.pack.index import index_files, write_index
+from fastload.pack.index import index_files
 from fastload.pack.shards import shard_path, whole_pages
 from fastload.plan import ChunkWindow, EpochPlan
 from fastload.read.sharded import ShardedReader
+from fastload.system.files import save_bytes
 
 ROW_SHAPE = (32, 32, 3)
 BATCH_SIZE = 256
@@ -134,7 +136,8 @@ class Scale:
             rows=self.counts,
         )
         begin = time.perf_counter()
-        write_index(self.path, every, shards, {SPLIT: self.options.rows}, overwrite=True)
+        joined = JoinedFiles(tuple(map(as_index, every)), shards, {SPLIT: self.options.rows})
+        save_bytes(joined.index(), self.path, force=True)
         index_s = time.perf_counter() - begin
         self.journal.note("scale-index", file=self.about, write_s=index_s, index_bytes=self.path.stat().st_size,
                           shards_written=len(read), shards_s=shards_s)  # fmt: skip

@@ -155,6 +155,7 @@ class PackedFile:
     remote: RemoteFile | None = None  # where its rows are fetched from; None: they are in its files
     url: str = ""  # of a shard that is fetched
     given: str = ""  # the path as the user wrote it; empty: `path`
+    listed: tuple[str, ...] = ()  # of an index that is in no file: the files that it was made of, as they were given
     # Of each dataset of digests, what `block_digests` says of it, if they were compared with `header_digest`
     digests: dict[str, NDArray[np.uint64]] | None = field(default=None, compare=False, repr=False)
 
@@ -167,12 +168,17 @@ class PackedFile:
         return hash((self.path, self.identity))
 
     @property
+    def place(self) -> Path:
+        """A file of this machine that says on which file system its rows are."""
+        return self.path.parent / self.shards.names[0] if self.shards is not None and self.listed else self.path
+
+    @property
     def files(self) -> list[Path]:
         """The files that hold its rows: itself, or its shards."""
         return [self.path.parent / name for name in self.shards.names] if self.shards else [self.path]
 
 
-def read_header(path: str | Path) -> PackedFile:
+def read_header(path: str | os.PathLike[str]) -> PackedFile:
     """Returns the checked header of an HDF5 file; closes the file again.
 
     Raises:
@@ -218,7 +224,7 @@ def _index_header(path: Path, file: h5py.File, identity: FileIdentity) -> Packed
     shards, described = read_shards(path, file)
     num_rows = int(shards.rows.sum())
     try:
-        fields = {name: _field_of_index(name, said, num_rows) for name, said in described.items()}
+        fields = {name: field_of_index(name, said, num_rows) for name, said in described.items()}
         stops = np.cumsum(attrs["split_rows"]).tolist()
         runs = zip(attrs["split_names"], [0, *stops[:-1]], stops, strict=True)
         splits = {str(name): range(start, stop) for name, start, stop in runs}
@@ -241,7 +247,8 @@ def _index_header(path: Path, file: h5py.File, identity: FileIdentity) -> Packed
     )
 
 
-def _field_of_index(name: str, said: dict[str, Any], num_rows: int) -> Field:
+def field_of_index(name: str, said: dict[str, Any], num_rows: int) -> Field:
+    """Returns a field of an index of so many rows, from its description in `shards/fields`."""
     shape, chunk_rows, ragged = tuple(map(int, said["shape"])), int(said["chunk_rows"]), said["ragged"]
     extent = None
     if ragged:

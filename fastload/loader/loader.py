@@ -163,7 +163,7 @@ class FastLoader:
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | PackedDataset | Dataset[Any],
+        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | PackedDataset | Dataset[Any],
         batch_size: int,
         *,
         shuffle: Shuffle = True,
@@ -195,7 +195,7 @@ class FastLoader:
         check_reading(workers, data)
         check_damage(on_damage, data)
         form, groups = check_form(batch, pad_to, group_by, data, batch_size, shuffle)
-        read = chosen(data.dataset.file.path if isinstance(data, PackedInput) else Path(), read)
+        read = chosen(data.dataset.file.place if isinstance(data, PackedInput) else Path(), read)
         self._share_option = share
         try:
             resolved_share, self._no_share = resolve_share(share), None

@@ -338,10 +338,7 @@ def as_input(source: Any, check: CheckOption = "auto") -> Input:
     if isinstance(source, (str, os.PathLike)):
         return PackedInput(PackedDataset(os.fspath(source), check=check))
     if isinstance(source, (list, tuple)) and source and all(isinstance(part, (str, os.PathLike)) for part in source):
-        raise OptionError(
-            "several files in one FastLoader are not in this release: pack them into one file (`fastload pack`), or "
-            "give FastLoader a torch.utils.data.ConcatDataset of PackedDatasets, which worker processes read."
-        )
+        return PackedInput(PackedDataset(source, check=check))
     if isinstance(source, IterableDataset):
         raise OptionError(
             f"source: {type(source).__name__} is an IterableDataset, whose samples have no indices and cannot be put "

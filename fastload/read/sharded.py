@@ -76,7 +76,7 @@ class ShardedReader(RowReader):
         assert file.shards is not None, "an index"
         self.file, self.fd, self.held = file, -1, nullcontext()
         self.shards = file.shards
-        self._fields, self._read, self._check_option = list(fields), chosen(file.path, read), check
+        self._fields, self._read, self._check_option = list(fields), chosen(file.place, read), check
         self._options: dict[str, Any] = {"cache_chunks": cache_chunks, "windows": windows, "verify": verify}
         self._checks: dict[int, RowCheck] = {}
         self._lock, self._pid = threading.RLock(), os.getpid()

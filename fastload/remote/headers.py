@@ -6,18 +6,14 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 import xxhash
 
 from fastload.errors import FastloadError, FormatError
-from fastload.format.header import Field, PackedFile, check_header, open_hdf5, read_header
-from fastload.format.ragged import RaggedExtent
-from fastload.format.shards import Shards
+from fastload.format.header import PackedFile, check_header, open_hdf5, read_header
 from fastload.remote.agreement import agreed
 from fastload.remote.chunks import TAIL_BYTES, Range, extent_of, is_large, joined_ranges, without
 from fastload.remote.client import Client
@@ -193,27 +189,3 @@ def look_for_header(url: str, fd: int, there: Sequence[Range], fetch: Any) -> li
     for begin, end in without(ranges, looked.there):
         write_at(fd, fetch(begin, end), begin)
     return ranges
-
-
-def as_index(file: PackedFile) -> PackedFile:
-    """Returns a packed file's header as an index's, whose only shard is the file itself."""
-    images = file.fields.get("images")
-    numbers = {
-        "num_rows": file.num_rows,
-        "num_bytes": file.identity.size,
-        "images_offset": -1 if images is None or images.offset is None else images.offset,
-        "chunk_rows": 0 if images is None else images.chunk_rows,
-        "shard": 0,
-        "first": 0,
-        "rows": file.num_rows,
-    }
-    shards = Shards((file.path.name,), (file.header_digest,), **{k: np.array([v]) for k, v in numbers.items()})
-    return replace(file, shards=shards, fields={name: _in_shard(one) for name, one in file.fields.items()})
-
-
-def _in_shard(field: Field) -> Field:
-    """Returns a file's field as an index's."""
-    if field.ragged is not None:
-        extent = RaggedExtent(0, *field.ragged[1:])
-        return replace(field, ragged=extent, shard_bytes=(field.ragged.num_bytes,))
-    return replace(field, offset=None, in_shards=field.offset is not None)

@@ -18,11 +18,12 @@ import xxhash
 
 from fastload.errors import CacheError, FormatError, MissingFileError, OptionError
 from fastload.format.header import PackedFile, read_header
+from fastload.format.joined import as_index
 from fastload.remote.byte_locks import ByteLocks
 from fastload.remote.cache import CacheFolder, CacheLostError, check_names, forget_all
 from fastload.remote.chunks import Range
 from fastload.remote.client import Client, open_client
-from fastload.remote.headers import as_index, copy_ranges, fetch_into_memory, sparse_file
+from fastload.remote.headers import copy_ranges, fetch_into_memory, sparse_file
 from fastload.remote.meta import Meta
 from fastload.remote.options import Remote, shown
 from fastload.remote.own_files import Folder

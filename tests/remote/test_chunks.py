@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from remote_files import KINDS, write_kind
 
 from fastload.format.header import Field, FileIdentity, PackedFile, open_hdf5, read_header, read_shard
+from fastload.format.joined import as_index
 from fastload.format.ragged import RaggedExtent
 from fastload.format.shards import Shards
 from fastload.remote.chunks import Chunk, ChunkTable, ShardLayout, joined_ranges, likely_header, without
-from fastload.remote.headers import as_index, header_ranges
+from fastload.remote.headers import header_ranges
 
 
 def index_of(rows: list[int], chunk_rows: list[int], fields: dict[str, Field]) -> PackedFile:
