@@ -55,7 +55,7 @@ import harness
 from fastload import FastLoader, PackedDataset, pack_images
 from fastload.format.digests import pixel_digests
 from fastload.format.header import PackedFile, read_header
-from fastload.format.joined import JoinedFiles, as_index
+from fastload.format.joined import AlikeFiles, as_index
 from fastload.format.ragged import Column
 from fastload.format.shards import Shards
 from fastload.format.writer import PixelSpec, chunk_rows_for, create_file, dump_options
@@ -136,7 +136,7 @@ class Scale:
             rows=self.counts,
         )
         begin = time.perf_counter()
-        joined = JoinedFiles(tuple(map(as_index, every)), shards, {SPLIT: self.options.rows})
+        joined = AlikeFiles(tuple(map(as_index, every)), shards, {SPLIT: self.options.rows})
         save_bytes(joined.index(), self.path, force=True)
         index_s = time.perf_counter() - begin
         self.journal.note("scale-index", file=self.about, write_s=index_s, index_bytes=self.path.stat().st_size,

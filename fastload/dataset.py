@@ -117,7 +117,8 @@ class PackedDataset(Dataset[Any]):
                 f"sample and returns the sample. Pass transforms of whole batches (fastload.transforms) to "
                 f"FastLoader(transform=[...])."
             )
-        self._url, self._remote = (str(path), remote or Remote()) if is_url(path) else ("", remote)
+        self._url = _urls_of(path)
+        self._remote = remote or Remote() if self._url else remote
         if remote is not None and not self._url:
             raise OptionError(
                 f"PackedDataset({str(path)!r}, remote=...): this is no URL such as s3://bucket/out.h5, and files of "
@@ -647,6 +648,13 @@ def positions_of(where: str, rows: Any) -> NDArray[np.int64]:
     if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
         raise OptionError(f"{where}: give whole numbers in one dimension, got {chosen.dtype} {chosen.shape}")
     return chosen.astype(np.int64)
+
+
+def _urls_of(path: Any) -> str | tuple[str, ...]:
+    """Returns the URL, or the URLs of a list that has some; "" for files of this machine."""
+    if isinstance(path, (list, tuple)):
+        return tuple(map(str, path)) if any(map(is_url, path)) else ""
+    return str(path) if is_url(path) else ""
 
 
 def _header_of(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> PackedFile:

@@ -49,7 +49,7 @@ _NO_FUNCTIONS = ("<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>
 
 
 @dataclass(frozen=True)
-class Counts:
+class WalkCounts:
     """What one walk enters; calls, moves and returns are per unit, a batch or an image."""
 
     walk: str
@@ -102,14 +102,14 @@ class Trace:
         finally:
             self._counts = False
 
-    def result(self, walk: str, units: int) -> Counts:
+    def result(self, walk: str, units: int) -> WalkCounts:
         """Returns what was counted."""
         calls, moves, returns = (
             round(sum(getattr(thread, name) for thread in self._threads) / units, 2)
             for name in ("calls", "moves", "returns")
         )
         modules = list(dict.fromkeys(self._functions.values()))
-        return Counts(walk, units, len(modules), len(self._functions), calls, moves, returns, modules)
+        return WalkCounts(walk, units, len(modules), len(self._functions), calls, moves, returns, modules)
 
     def _event(self, frame: FrameType, event: str, _: Any) -> None:
         if event not in ("call", "return"):
@@ -204,7 +204,7 @@ def pack(trace: Trace, folder: Path) -> int:
 WALKS: dict[str, Callable[[Trace, Path], int]] = {"loader": loader, "raw": raw, "jpeg": jpeg, "pack": pack}
 
 
-def walked(name: str) -> Counts:
+def walked(name: str) -> WalkCounts:
     """Walks in this process, in a folder that is removed afterwards."""
     trace = Trace()
     with tempfile.TemporaryDirectory(prefix="fastload-walk-") as folder:
@@ -212,10 +212,10 @@ def walked(name: str) -> Counts:
     return trace.result(name, units)
 
 
-def walked_apart(name: str) -> Counts:
+def walked_apart(name: str) -> WalkCounts:
     """Walks in a process of its own, where nothing was made or remembered before."""
     command = [sys.executable, __file__, "--walk", name, "--json"]
-    return Counts(**json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    return WalkCounts(**json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
 
 def main() -> None:

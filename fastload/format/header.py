@@ -155,7 +155,7 @@ class PackedFile:
     remote: RemoteFile | None = None  # where its rows are fetched from; None: they are in its files
     url: str = ""  # of a shard that is fetched
     given: str = ""  # the path as the user wrote it; empty: `path`
-    listed: tuple[str, ...] = ()  # of an index that is in no file: the files that it was made of, as they were given
+    listed: tuple[str, ...] = ()  # of an index that was made when it was opened: its files or URLs, as they were given
     # Of each dataset of digests, what `block_digests` says of it, if they were compared with `header_digest`
     digests: dict[str, NDArray[np.uint64]] | None = field(default=None, compare=False, repr=False)
 
@@ -170,7 +170,8 @@ class PackedFile:
     @property
     def place(self) -> Path:
         """A file of this machine that says on which file system its rows are."""
-        return self.path.parent / self.shards.names[0] if self.shards is not None and self.listed else self.path
+        in_file = self.shards is None or self.remote is not None or not self.listed
+        return self.path if in_file else self.files[0]
 
     @property
     def files(self) -> list[Path]:

@@ -1,6 +1,6 @@
 """Several packed files as one dataset: whether they can be, and what the index of them says.
 
-`join_files` compares headers and returns `JoinedFiles`: the packer writes them as an index, and `open_files` makes of
+`join_files` compares headers and returns `AlikeFiles`: the packer writes them as an index, and `open_files` makes of
 them an index that is in no file.
 """
 
@@ -43,7 +43,7 @@ _MOST_NAMES = 5  # that messages list whole
 
 
 @dataclass(frozen=True, eq=False)
-class JoinedFiles:
+class AlikeFiles:
     """Packed files as the shards of one dataset.
 
     Attributes:
@@ -80,7 +80,9 @@ class JoinedFiles:
         """Returns the file that is the index of them."""
         fields = self.fields()
         ragged = [name for name, field in self.headers[0].fields.items() if field.ragged is not None]
-        own = {f"{name}_offset": self._offsets(name) for name in ragged}
+        # With indexes among them it is not for other programs, and has offsets as each shard has them.
+        for_others = len(self.headers) == len(self.shards.names)
+        own = {f"{name}_offset": self._offsets(name) for name in ragged if for_others}
         if any(header.fields["split"].names != tuple(self.splits) for header in self.headers):  # other numbers
             own["split"] = np.repeat(np.arange(len(self.splits), dtype=np.uint8), list(self.splits.values()))
         with scratch_file() as (fd, path):
@@ -208,7 +210,7 @@ class JoinedFiles:
         return {name: value for name, value in options[0].items() if all(one.get(name) == value for one in options)}
 
 
-def join_files(headers: Sequence[PackedFile], names: Sequence[Sequence[str]]) -> JoinedFiles:
+def join_files(headers: Sequence[PackedFile], names: Sequence[Sequence[str]]) -> AlikeFiles:
     """Returns files as one dataset: for each split the rows of the first file, then those of the second, and so on.
 
     Args:
@@ -233,7 +235,7 @@ def join_files(headers: Sequence[PackedFile], names: Sequence[Sequence[str]]) ->
         **{name: np.concatenate([getattr(one, name) for one in every]) for name in of_shards},
         **dict(zip(("shard", "first", "rows"), np.concatenate(pieces, axis=1), strict=True)),
     )
-    return JoinedFiles(of_all, shards, splits)
+    return AlikeFiles(of_all, shards, splits)
 
 
 def _pieces(headers: Sequence[PackedFile], split: str) -> Iterator[NDArray[np.int64]]:
@@ -272,14 +274,19 @@ def open_files(files: Sequence[str | os.PathLike[str]]) -> PackedFile:
 
 def checked_file(path: Path) -> PackedFile:
     """Returns the header of a file or index that fastload wrote, compared with its digests."""
-    header = read_header(path)
-    if header.version is None:
-        raise SourceError(
-            f"{path}: was not written by fastload. An index is made of files of `fastload pack` or `repack`."
-        )
+    header = require_written(read_header(path), str(path))
     if header.shards is None:
         with open_hdf5(path) as hdf5:
             check_header(header, hdf5)
+    return header
+
+
+def require_written(header: PackedFile, name: str) -> PackedFile:
+    """Returns a header; raises SourceError unless fastload wrote the file."""
+    if header.version is None:
+        raise SourceError(
+            f"{name}: was not written by fastload. An index is made of files of `fastload pack` or `repack`."
+        )
     return header
 
 

@@ -31,6 +31,7 @@ from fastload.inspection.chunk_layout import (
 )
 from fastload.read.columns import open_columns
 from fastload.read.linear import FILE_SYSTEMS, chosen
+from fastload.remote.open_url import open_remote
 from fastload.remote.opening import FileName, as_given, open_packed, short_name
 from fastload.remote.options import is_url
 from fastload.system import syscalls
@@ -171,7 +172,11 @@ def inspect_file(path: FileName | Sequence[FileName]) -> FileInfo:
         RemoteError, OptionError: as `open_remote`, of a URL.
     """
     if not isinstance(path, (str, os.PathLike)):
-        return _inspect_index(open_files(path), None)
+        if not any(map(is_url, path)):
+            return _inspect_index(open_files(path), None)
+        listed = open_remote([os.fspath(one) for one in path])
+        with closing(cast("RemoteShards", listed.remote)):
+            return _inspect_index(listed, None)
     if is_url(path):
         return _inspect_url(path)
     path = Path(path)
