@@ -91,10 +91,11 @@ class FastLoader:
     `close()`, or until the loader is gone.
 
     Args:
-        source: path of a packed file, a `PackedDataset` (for a split, other fields, a subset, a Python transform), or
-            any map-style dataset. Also a folder, .zip or .tar of images: it is read as it is while it is packed into
-            `FOLDER.fastload.h5` next to it (`pack --store source`, in a process of low priority), and from the next
-            epoch on as soon as that is complete. Interrupted packing goes on in the next run.
+        source: path of a packed file, or a list of several that are alike; a `PackedDataset` (for a split, other
+            fields, a subset, a Python transform), or any map-style dataset. Also a folder, .zip or .tar of images: it
+            is read as it is while it is packed into `FOLDER.fastload.h5` next to it (`pack --store source`, in a
+            process of low priority), and from the next epoch on as soon as that is complete. Interrupted packing goes
+            on in the next run.
         batch_size: samples in a batch on this rank.
         shuffle: True (chosen by how the file was packed), "full", "chunk", a `ChunkWindow` or False; see `EpochPlan`.
             `Weighted` draws samples by weight or class, `ClassBatches` makes batches of some classes.
