@@ -123,7 +123,6 @@ class Bench:
     def about(self, path: Path) -> dict[str, Any]:
         """The file, for a record."""
         file = PackedDataset(path).file
-        assert file.shards is not None
         return {"rows": file.num_rows, "row_shape": list(ROW_SHAPE), "chunk_rows": int(file.shards.chunk_rows[0]),
                 "shards": len(file.shards.names)}  # fmt: skip
 
@@ -166,7 +165,6 @@ class Bench:
         from obstore.store import HTTPStore
 
         file = PackedDataset(self.large).file
-        assert file.shards is not None
         store = HTTPStore(self.server.url, client_options={"allow_http": True})
         folder = self.large.parent.relative_to(self.folder)
         jobs = []

@@ -56,13 +56,15 @@ import harness
 from fastload import FastLoader, PackedDataset, pack_images
 from fastload.format.digests import pixel_digests
 from fastload.format.header import PackedFile, read_header
+from fastload.format.joined import AlikeFiles, as_index
 from fastload.format.ragged import Column
 from fastload.format.shards import Shards
 from fastload.format.writer import PixelSpec, chunk_rows_for, create_file, dump_options
-from fastload.pack.index import index_files, write_index
+from fastload.pack.index import index_files
 from fastload.pack.shards import shard_path, whole_pages
-from fastload.plan import ChunkPieces, ChunkWindow, EpochPlan
+from fastload.plan import ChunkWindow, EpochPlan
 from fastload.read.rows import open_rows
+from fastload.system.files import save_bytes
 
 ROW_SHAPE = (32, 32, 3)
 BATCH_SIZE = 256
@@ -94,9 +96,8 @@ class Scale:
 
     def plan(self, **words: Any) -> EpochPlan:
         """The plan of a `FastLoader` over the index; it needs none of the files."""
-        pieces = ChunkPieces(self.begins, np.zeros(len(self.begins), np.int64))
         given: dict[str, Any] = {"world_size": self.world, "batch_size": BATCH_SIZE, "shuffle": ChunkWindow()} | words
-        return EpochPlan(range(self.options.rows), chunk_rows=self.chunk_rows, pieces=pieces, **given)
+        return EpochPlan(range(self.options.rows), chunk_rows=self.chunk_rows, **given)
 
     def shard_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The shard that each row lies in."""
@@ -136,7 +137,8 @@ class Scale:
             rows=self.counts,
         )
         begin = time.perf_counter()
-        write_index(self.path, every, shards, {SPLIT: self.options.rows}, overwrite=True)
+        joined = AlikeFiles(tuple(map(as_index, every)), shards, {SPLIT: self.options.rows})
+        save_bytes(joined.index(), self.path, force=True)
         index_s = time.perf_counter() - begin
         self.journal.note("scale-index", file=self.about, write_s=index_s, index_bytes=self.path.stat().st_size,
                           shards_written=len(read), shards_s=shards_s)  # fmt: skip
@@ -234,7 +236,7 @@ _PLAN = """
 data = as_input(path)
 mark()
 segments = ((began, batch_size, steps),) if steps else ()
-plan = EpochPlan(data.plan_rows, chunk_rows=data.chunk_rows, pieces=data.pieces, world_size=world,
+plan = EpochPlan(data.plan_rows, chunk_rows=data.chunk_rows, world_size=world,
                  batch_size=batch_size, shuffle=ChunkWindow(), segments=segments)
 batch = next(plan.batches(rank))
 mark()

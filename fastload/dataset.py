@@ -6,11 +6,11 @@ import copy
 import difflib
 import hashlib
 import operator
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch.utils.data._utils.collate import collate
 from fastload.errors import FileChangedError, FormatError, OptionError, check_split, is_whole, typed
 from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import PIXEL_FIELDS, Field, FileIdentity, PackedFile, read_header, with_digests
+from fastload.format.joined import open_files
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
 from fastload.read.fields import forms_of_samples, image_axes, text_fields, with_counts
@@ -72,7 +73,8 @@ class PackedDataset(Dataset[Any]):
 
     Args:
         path: a file or index of `fastload pack`, or another HDF5 file with a dataset `images`; also its URL
-            (s3://bucket/out.h5, gs://, az://, https://, or another scheme that fsspec knows), see `Remote`.
+            (s3://bucket/out.h5, gs://, az://, https://, or another scheme that fsspec knows), see `Remote`. A list of
+            files and indexes that are alike, rows in their order split by split, as `fastload index` joins them.
         split: name of a split; None for all rows.
         fields: names of fields, in the order wanted; None for images, and labels if present; in a file without images
             all numeric fields, by name, labels last. "row" is the sample's row in the file; "valid" is True and
@@ -96,7 +98,7 @@ class PackedDataset(Dataset[Any]):
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         split: str | None = None,
         fields: Sequence[str] | None = None,
         transform: Transform | None = None,
@@ -116,7 +118,8 @@ class PackedDataset(Dataset[Any]):
                 f"sample and returns the sample. Pass transforms of whole batches (fastload.transforms) to "
                 f"FastLoader(transform=[...])."
             )
-        self._url, self._remote = (str(path), remote or Remote()) if is_url(path) else ("", remote)
+        self._url = _urls_of(path)
+        self._remote = remote or Remote() if self._url else remote
         if remote is not None and not self._url:
             raise OptionError(
                 f"PackedDataset({str(path)!r}, remote=...): this is no URL such as s3://bucket/out.h5, and files of "
@@ -153,7 +156,7 @@ class PackedDataset(Dataset[Any]):
         """Forbids setting attributes from now on: a loader has read them."""
         self._in_loader = True
 
-    def _opened(self, path: str | Path) -> PackedFile:
+    def _opened(self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> PackedFile:
         """Returns the header of what a path or URL leads to."""
         return open_remote(self._url, self._remote) if self._url else _header_of(path)
 
@@ -351,7 +354,7 @@ class PackedDataset(Dataset[Any]):
                     f"compare with. Leave check out, or `fastload repack {typed(self.path)} OUT.h5`."
                 )
             return
-        if self.check is None and check is not None and self.file.is_whole:  # shards: when read
+        if self.check is None and check is not None and self.file.holds_rows:  # shards: when read
             self._file = with_digests(self.file)
             self._digests = self._file.digests
         vars(self)["check"] = "first" if check == "auto" else check
@@ -532,7 +535,9 @@ class PackedDataset(Dataset[Any]):
         return f"{why} Give the DataLoader a collate_fn of your own; collate_fn=list keeps samples as they are."
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None, "_reader": None}
+        # An index that is in no file goes along; any other header is read again.
+        kept = self._file if self._file is not None and self._file.listed and not self._url else None
+        return {**self.__dict__, "_file": kept, "_reader": None}
 
     def _with(self, **changed: Any) -> PackedDataset:
         """Returns the same dataset with other attributes, and without an open reader."""
@@ -650,8 +655,17 @@ def positions_of(where: str, rows: Any) -> NDArray[np.int64]:
     return chosen.astype(np.int64)
 
 
-def _header_of(path: str | Path) -> PackedFile:
-    """Returns the header of a file with its absolute path, since the script may go to another folder."""
+def _urls_of(path: Any) -> str | tuple[str, ...]:
+    """Returns the URL, or the URLs of a list that has some; "" for files of this machine."""
+    if isinstance(path, (list, tuple)):
+        return tuple(map(str, path)) if any(map(is_url, path)) else ""
+    return str(path) if is_url(path) else ""
+
+
+def _header_of(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> PackedFile:
+    """Returns the header of a file with its absolute path, since the script may go to another folder; or of several."""
+    if not isinstance(path, (str, os.PathLike)):
+        return open_files(path)
     file = read_header(path)
     return file if file.path.is_absolute() else replace(file, path=file.path.absolute(), given=str(file.path))
 

@@ -71,7 +71,6 @@ class _Feed:
         plan = EpochPlan(
             rows=self._data.plan_rows,
             chunk_rows=self._data.chunk_rows,
-            pieces=self._data.pieces,
             seed=seed,
             world_size=world_size,
             batch_size=batch_size,

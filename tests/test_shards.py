@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import pickle
 import resource
@@ -11,6 +10,7 @@ import shutil
 import signal
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -24,10 +24,19 @@ from small_files import write_random
 from torch.utils.data import DataLoader
 
 from fastload import ChunkSampler, FastLoader, PackedDataset
-from fastload.errors import FileChangedError, FormatError, MissingFileError, OptionError, OutputError, SourceError
+from fastload.errors import (
+    FileChangedError,
+    FormatError,
+    MissingFileError,
+    OptionError,
+    OutputError,
+    SourceError,
+    StateError,
+)
 from fastload.export import export_file
 from fastload.format.header import PackedFile, read_header, read_shard
 from fastload.format.ragged import Column
+from fastload.format.shards import Shards
 from fastload.inspection.info import inspect_file
 from fastload.inspection.preview import make_preview
 from fastload.inspection.shuffle_quality import measure_shuffles
@@ -35,6 +44,8 @@ from fastload.inspection.verify import verify_file
 from fastload.pack import pack_images
 from fastload.pack.index import index_files
 from fastload.pack.shards import whole_pages
+from fastload.plan import ChunkWindow, EpochPlan
+from fastload.prefetch.inputs import PackedInput, shuffle_of
 from fastload.read import store as store_module
 from fastload.read.columns import open_columns
 from fastload.read.linear import MappedShards
@@ -325,17 +336,23 @@ def test_crops_of_varying_sizes_are_those_of_one_file(of_varied, read, native_co
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
+def cut_up(one: Path, cuts: list[int], chunk_rows: int, *, codec: str = "keep") -> Path:
+    """Writes the rows of a file as shards, with chunks of that many rows, and returns their index."""
+    files = [one.with_name(f"s{number}.h5") for number in range(len(cuts) - 1)]
+    chunk_bytes = chunk_rows * read_header(one).fields["images"].row_bytes
+    for file, (first, stop) in zip(files, itertools.pairwise(cuts), strict=True):
+        np.save(one.with_name("rows.npy"), np.arange(first, stop))
+        choice = Choice(rows=one.with_name("rows.npy"))
+        repack_file(one, file, choice=choice, chunk_bytes=chunk_bytes, codec=codec)
+    index_files(files, one.with_name("out.h5"))
+    return one.with_name("out.h5")
+
+
 @pytest.mark.parametrize("shuffle", ["chunk", "full", False])
 @pytest.mark.parametrize("size", [SIZE, PAGES])
-def test_batches_are_those_of_one_file_cut_at_its_chunks(tmp_path, shuffle, size):
+def test_batches_are_those_of_one_file(tmp_path, shuffle, size):
     shard(tmp_path / "one.h5", 22, seed=0, size=size, splits={"train": 15, "val": 7})
-    files = []
-    for i, (first, stop) in enumerate(itertools.pairwise([0, 8, 12, 22])):
-        np.save(tmp_path / "rows.npy", np.arange(first, stop))
-        choice, chunk_bytes = Choice(rows=tmp_path / "rows.npy"), 4 * math.prod(size)
-        repack_file(tmp_path / "one.h5", tmp_path / f"s{i}.h5", choice=choice, chunk_bytes=chunk_bytes)
-        files.append(tmp_path / f"s{i}.h5")
-    index_files(files, tmp_path / "out.h5")
+    cut_up(tmp_path / "one.h5", [0, 8, 13, 22], 4)
     made = []
     for name in ("one.h5", "out.h5"):
         dataset = PackedDataset(tmp_path / name, "train", fields=("images", "labels", "split", "row"))
@@ -343,6 +360,84 @@ def test_batches_are_those_of_one_file_cut_at_its_chunks(tmp_path, shuffle, size
             made.append([tuple(one.clone() for one in batch) for _ in range(2) for batch in loader])
     for mine, theirs in zip(*made, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@given(data=st.data())
+def test_an_index_has_the_order_of_one_file_whatever_its_shards_ranks_and_ends(tmp_path_factory, data):
+    """Rows of every rank, batch by batch, in two epochs, and when other ranks go on from a state within one."""
+    folder = tmp_path_factory.mktemp("order")
+    counts = data.draw(st.lists(st.integers(1, 25), min_size=2, max_size=4))
+    rows, chunk_rows = sum(counts), data.draw(st.integers(1, 9))
+    val = data.draw(st.integers(0, rows - 1))
+    splits = {"train": rows - val, **({"val": val} if val else {})}
+    shard(folder / "one.h5", rows, seed=0, chunk_rows=chunk_rows, splits=splits)
+    codec = data.draw(st.sampled_from(["keep", "gzip"]))
+    index = cut_up(folder / "one.h5", [0, *itertools.accumulate(counts)], chunk_rows, codec=codec)
+    shuffles = [True, False, "full", ChunkWindow(1), ChunkWindow(2), ChunkWindow(3)]
+    options = {
+        "shuffle": data.draw(st.sampled_from(shuffles)),
+        "ends": data.draw(st.sampled_from(["pad", "exact"])),
+        "seed": data.draw(st.integers(0, 9)),
+    }
+    world_size, batch_size, then = (data.draw(st.integers(1, 4)) for _ in range(3))
+    split = data.draw(st.sampled_from([None, "train"]))
+
+    def plans(path: Path, **more: object) -> list[list[list[tuple[list[int], list[bool]]]]]:
+        source = PackedInput(PackedDataset(path, split, check=None))
+        plan = EpochPlan(
+            source.plan_rows, chunk_rows=source.chunk_rows, world_size=world_size, batch_size=batch_size,
+            **{**options, "shuffle": shuffle_of(source, options["shuffle"], cached=True)},
+        )  # fmt: skip
+        half = plan.segments_after(plan.num_steps // 2)
+        return [
+            [[(batch.rows.tolist(), batch.valid.tolist()) for batch in one.batches(rank)]]
+            for one in (plan, replace(plan, epoch=1), replace(plan, segments=half, world_size=then))
+            for rank in range(one.world_size)
+        ]
+
+    assert plans(index) == plans(folder / "one.h5")
+    assert read_header(index).fields["images"].chunk_rows == read_header(folder / "one.h5").fields["images"].chunk_rows
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("options", [{"size": 16}, {"store": "source"}, {"size": 16, "codec": "gzip"}])
+@pytest.mark.parametrize("shards", [3, 17])
+def test_packed_in_shards_or_in_one_file_batches_are_the_same(photos, tmp_path, options, shards):
+    options = {"workers": 0, "chunk_bytes": 5000, **options}
+    pack_images(photos, tmp_path / "one.h5", **options)
+    pack_images(photos, tmp_path / "out.h5", shards=shards, **options)
+    for share in ((0, 1), (1, 3)):
+        found, expected = (
+            [batch.rows.tolist() for batch in FastLoader(tmp_path / name, 4, seed=3, share=share, batch="list")]
+            for name in ("out.h5", "one.h5")
+        )
+        assert found == expected
+
+
+def test_a_state_of_an_index_is_refused_by_a_file_of_the_same_rows(tmp_path):
+    shard(tmp_path / "one.h5", 22, seed=0)
+    cut_up(tmp_path / "one.h5", [0, 8, 22], 4)
+    with closing(FastLoader(tmp_path / "out.h5", 4)) as loader:
+        state = loader.state_dict()
+    with closing(FastLoader(tmp_path / "one.h5", 4)) as loader, pytest.raises(StateError, match="other data"):
+        loader.load_state_dict(state)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=5),
+    st.integers(1, 12),
+)
+def test_chunks_of_shards_that_hold_a_chunk_of_the_plan_are_counted(counts, chunk_rows):
+    rows, sizes = np.array(counts).T
+    every = np.zeros(len(rows), np.int64)
+    numbers = {"num_rows": rows, "chunk_rows": sizes, "rows": rows}
+    numbers |= dict.fromkeys(("num_bytes", "images_offset", "first"), every)
+    names = tuple(map(str, range(len(rows))))
+    shards = Shards(names, names, shard=np.arange(len(rows)), **numbers)
+    shard, there = shards.locate(np.arange(rows.sum()))
+    chunks = list(zip(shard.tolist(), (there // sizes[shard]).tolist(), strict=True))
+    most = max(len(set(chunks[at : at + chunk_rows])) for at in range(0, len(chunks), chunk_rows))
+    assert shards.chunks_of(chunk_rows) == most
 
 
 def test_batches_of_several_splits_are_those_of_one_file(photos, tmp_path):

@@ -78,7 +78,7 @@ its `header_digest` is over the root attributes and both groups:
 | `shards/num_rows`, `bytes`, `chunk_rows` | int64 (S,) | its rows, bytes of its file, rows of a chunk of images |
 | `shards/images_offset` | int64 (S,) | the byte at which its images begin; -1: they do not lie in one piece |
 | `shards/header_digest` | UTF-8 (S,) | its `header_digest` |
-| `shards/fields` | uint8 (T,) | JSON: shape, type, names and attributes of each dataset of the shards |
+| `shards/fields` | uint8 (T,) | JSON: shape, type, names, attributes of each dataset; `chunk_rows` as of one file |
 | `pieces/shard`, `first`, `rows` | int64 (P,) | the rows in order, split by split: which shard's, from where |
 
 For other programs every dataset of the shards is in its root group, too, as a virtual dataset; `images_offset` and

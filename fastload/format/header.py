@@ -156,6 +156,7 @@ class PackedFile:
     remote: RemoteFile | None = None  # where its rows are fetched from; None: they are in its files
     url: str = ""  # of a shard that is fetched
     given: str = ""  # the path as the user wrote it; empty: `path`
+    listed: tuple[str, ...] = ()  # of an index that was made when it was opened: its files or URLs, as they were given
     # Of each dataset of digests, what `block_digests` says of it, if they were compared with `header_digest`
     digests: dict[str, NDArray[np.uint64]] | None = field(default=None, compare=False, repr=False)
 
@@ -173,9 +174,14 @@ class PackedFile:
         return self.path.name not in self.shards.names
 
     @property
-    def is_whole(self) -> bool:
+    def holds_rows(self) -> bool:
         """Whether the file itself holds its rows, and all of them are there: it is no index and not remote."""
         return self.remote is None and not self.is_index
+
+    @property
+    def place(self) -> Path:
+        """A file of this machine that says on which file system its rows are."""
+        return self.files[0] if self.listed and self.remote is None else self.path
 
     @property
     def files(self) -> list[Path]:
@@ -183,7 +189,7 @@ class PackedFile:
         return [self.path.parent / name for name in self.shards.names]
 
 
-def read_header(path: str | Path) -> PackedFile:
+def read_header(path: str | os.PathLike[str]) -> PackedFile:
     """Returns the checked header of an HDF5 file; closes the file again.
 
     Raises:
@@ -231,7 +237,7 @@ def _index_header(path: Path, file: h5py.File, identity: FileIdentity) -> Packed
     shards, described = read_shards(path, file)
     num_rows = int(shards.rows.sum())
     try:
-        fields = {name: _field_of_index(name, said, num_rows) for name, said in described.items()}
+        fields = {name: field_of_index(name, said, num_rows) for name, said in described.items()}
         stops = np.cumsum(attrs["split_rows"]).tolist()
         runs = zip(attrs["split_names"], [0, *stops[:-1]], stops, strict=True)
         splits = {str(name): range(start, stop) for name, start, stop in runs}
@@ -254,9 +260,12 @@ def _index_header(path: Path, file: h5py.File, identity: FileIdentity) -> Packed
     )
 
 
-def _field_of_index(name: str, said: dict[str, Any], num_rows: int) -> Field:
+def field_of_index(name: str, said: dict[str, Any], num_rows: int) -> Field:
+    """Returns a field of an index of so many rows, from its description in `shards/fields`."""
     shape, chunk_rows, ragged = tuple(map(int, said["shape"])), int(said["chunk_rows"]), said["ragged"]
-    extent = RaggedExtent(0, sum(ragged["shard_bytes"]), int(ragged["chunk_bytes"]), num_rows) if ragged else None
+    extent = None
+    if ragged:
+        extent = RaggedExtent(0, sum(ragged["shard_bytes"]), int(ragged["chunk_bytes"]), num_rows, chunk_rows)
     return Field(
         name=name,
         dtype=np.dtype(said["dtype"]),
@@ -278,7 +287,7 @@ def read_shard(index: PackedFile, number: int) -> PackedFile:
         MissingFileError, FormatError: it is missing, cannot be read, or leads out of the index's folder.
         FileChangedError: it is not the file that the index was made of.
     """
-    if index.is_whole:
+    if index.holds_rows:
         return index
     known = _shard_headers.setdefault(index, {})
     if (found := known.get(number)) is not None:

@@ -54,11 +54,14 @@ class RaggedExtent(NamedTuple):
     num_bytes: int
     chunk_bytes: int
     num_rows: int
+    of_one_file: int = 0  # of an index: `chunk_rows` of one file of all of its rows
 
     @property
     def chunk_rows(self) -> int:
         """Rows in a chunk, on average."""
-        return max(1, min(self.num_rows, round(self.num_rows * self.chunk_bytes / max(self.num_bytes, 1))))
+        return self.of_one_file or max(
+            1, min(self.num_rows, round(self.num_rows * self.chunk_bytes / max(self.num_bytes, 1)))
+        )
 
 
 @dataclass(frozen=True, eq=False)

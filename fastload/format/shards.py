@@ -73,16 +73,19 @@ class Shards:
         """The first row of each piece, as a row of the index, int64 (P,)."""
         return np.cumsum(self.rows) - self.rows
 
-    def runs(self, chunk_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the first row of each run of rows that follow one another in a shard, also from split to split.
-
-        And by how many rows a chunk began before it: int64 (R,) each. A shard whose chunks have another length is cut
-        as if the run began one.
-        """
-        before = self.first[:-1] + self.rows[:-1]
-        new = np.append(True, (np.diff(self.shard) != 0) | (self.first[1:] != before))
-        alike = self.chunk_rows[self.shard[new]] == chunk_rows
-        return self.begins[new], np.where(alike, self.first[new] % max(1, chunk_rows), 0)
+    def chunks_of(self, chunk_rows: int) -> int:
+        """Returns in how many chunks of shards, at most, the rows of a chunk of the plan lie, of chunk_rows each."""
+        sizes = np.maximum(1, self.chunk_rows[self.shard])
+        leads = self.first % sizes
+        if not (leads.any() or (sizes % chunk_rows).any() or (self.begins % chunk_rows).any()):
+            return 1
+        counts = -(-(leads + self.rows) // sizes)
+        number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        begins = np.repeat(self.begins - leads, counts) + number * np.repeat(sizes, counts)
+        begins = np.maximum(begins, np.repeat(self.begins, counts))  # the row of the index that each begins with
+        found = np.bincount(begins // chunk_rows)
+        found[begins[begins % chunk_rows == 0] // chunk_rows] -= 1  # what is not there already when a chunk begins
+        return int(found.max()) + 1
 
     def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns of each row, checked to be in range, its shard and its row there: int64 (B,) each."""

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,8 @@ _OBJECTS = ("pack_options", "repacked")
 _MOST_BY_GZIP, _MOST_BY_ANY = 1100, 40_000
 # What a dataset may claim with nothing in the file: chunks that were never written are zeros, few rows cost little.
 _FREE_BYTES, _FREE_PIXEL_BYTES = 64 * 2**20, 16 * 2**30
+_PATTERN = re.compile(r"[*?]")
+_MOST_OPENED = 32  # files of a folder, to find an index among them
 _MOST_CHUNK_BYTES = 2**32  # what HDF5 before 2.0 can read
 
 
@@ -203,6 +208,19 @@ def splits(path: Path, values: NDArray[Any], names: tuple[str, ...], *, packed: 
     return {}
 
 
+def folder_of_files(path: Path) -> FormatError:
+    """Returns the error for a folder that holds packed files, in the place of a file."""
+    for file in islice(sorted(path.glob("*.h5")), _MOST_OPENED):
+        with suppress(OSError), h5py.File(file) as hdf5:
+            if "fastload_index" in hdf5.attrs:
+                return FormatError(f"{path}: a folder, not a packed file. Give the index in it: {str(file)!r}.")
+    return FormatError(
+        f"{path}: a folder, not a packed file. Give the list of the files in it, in the order of their rows: "
+        f"sorted(glob.glob({str(path / '*.h5')!r})); or make an index of them: `fastload index {typed(path)}/*.h5 -o "
+        f"{typed(path)}.h5`."
+    )
+
+
 def open_hdf5(path: Path, *, anew: bool = False) -> Hdf5File:
     """Opens a file for reading.
 
@@ -218,8 +236,15 @@ def open_hdf5(path: Path, *, anew: bool = False) -> Hdf5File:
                 f"{path}: not complete yet, only {part.name} is there. Wait for the command that makes it, or run "
                 f"the same one again."
             )
+        if _PATTERN.search(str(path)):
+            raise MissingFileError(
+                f"{path}: no such file, and patterns are not expanded. Give the list of the files, in the order of "
+                f"their rows: sorted(glob.glob({str(path)!r}))."
+            )
         raise MissingFileError(f"{path}: no such file. Make one with `fastload pack SRC {typed(path)}`.")
     if path.is_dir():
+        if any(path.glob("*.h5")):
+            raise folder_of_files(path)
         raise FormatError(f"{path}: a folder, not a packed file. Pack it first: `fastload pack {typed(path)} OUT.h5`.")
     if path.name.endswith((".part", ".journal")):
         raise FormatError(f"{path}: of an unfinished pack. Run the same `fastload pack` command again to complete it.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from fastload.errors import FormatError, ReadError
 from fastload.format.codecs import FILTER_NAMES, pipeline, why_unreadable
 from fastload.format.digests import MOST_READ, attributes, dtype_of, linear_offset
 from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_header
+from fastload.format.joined import open_files
 from fastload.format.shards import Shards, check_mappings
 from fastload.format.texts import captions_of_row
 from fastload.inspection.chunk_layout import (
@@ -30,6 +31,7 @@ from fastload.inspection.chunk_layout import (
 )
 from fastload.read.columns import open_columns
 from fastload.read.linear import FILE_SYSTEMS, chosen
+from fastload.remote.open_url import open_remote
 from fastload.remote.opening import FileName, as_given, open_packed, short_name
 from fastload.remote.options import is_url
 from fastload.system import syscalls
@@ -157,17 +159,24 @@ class FileInfo:
         }
 
 
-def inspect_file(path: FileName) -> FileInfo:
+def inspect_file(path: FileName | Sequence[FileName]) -> FileInfo:
     """Describes a file by its header and HDF5's chunk index; of pixels only some masks are read.
 
     Works on any HDF5 file: if `read_header` refuses a foreign one, all its groups are searched and the largest dataset
-    that looks like images is described. Of a URL only headers are fetched, and no masks are looked at.
+    that looks like images is described. Of a URL only headers are fetched, and no masks are looked at. A list of packed
+    files is described as the index of them.
 
     Raises:
         MissingFileError: there is no such file.
         FormatError: not HDF5, truncated, or a packed file that is damaged or of a newer format.
         RemoteError, OptionError: as `open_remote`, of a URL.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        if not any(map(is_url, path)):
+            return _inspect_index(open_files(path), None)
+        listed = open_remote([os.fspath(one) for one in path])
+        with closing(cast("RemoteShards", listed.remote)):
+            return _inspect_index(listed, None)
     if is_url(path):
         return _inspect_url(path)
     path = Path(path)
@@ -210,10 +219,14 @@ def _inspect_url(url: FileName) -> FileInfo:
         )
 
 
-def _inspect_index(header: PackedFile, file: h5py.File) -> FileInfo:
-    """Describes an index with its shards by what it says of them; its virtual datasets have to agree with that."""
+def _inspect_index(header: PackedFile, file: h5py.File | None) -> FileInfo:
+    """Describes an index with its shards by what it says of them; its virtual datasets have to agree with that.
+
+    `file`: None for an index that is in no file.
+    """
     shards = header.shards
-    check_mappings(header.path, file, shards, {name: field.shard_bytes for name, field in header.fields.items()})
+    if file is not None:
+        check_mappings(header.path, file, shards, {name: field.shard_bytes for name, field in header.fields.items()})
     fields = {
         name: FieldInfo(
             name=name,
@@ -242,7 +255,7 @@ def _inspect_index(header: PackedFile, file: h5py.File) -> FileInfo:
         mask_shares={},
         layout=None,
         stores={},
-        file_bytes=header.path.stat().st_size + int(shards.num_bytes.sum()),
+        file_bytes=(header.path.stat().st_size if file is not None else 0) + int(shards.num_bytes.sum()),
         pixel_bytes=pixels,
         num_shards=len(shards.names),
         captions=captions,
@@ -271,7 +284,7 @@ def _of_header(header: PackedFile) -> dict[str, Any]:
         "pack_options": pack_options,
         "seed": header.seed if attrs else None,
         "shuffled": header.shuffled if attrs else None,
-        **_reading(header.path),
+        **_reading(header.place),
     }
 
 

@@ -109,7 +109,7 @@ def _draw(
         shown = ", ".join(map(str, absent[:5]))
         raise OptionError(f"{name}: {of} has no row {shown}; it has {among[0]} to {among[-1]}.")
     with open_columns(file) as hdf5:
-        for name in () if file.is_index else file.fields:
+        for name in file.fields if file.holds_rows else ():
             load_filters(file.path, name, hdf5[name])
         pixels = defaultdict[str, list[NDArray[Any]]](list)
         with closing(CheckedSamples(file)) as samples:

@@ -19,7 +19,7 @@ import numpy as np
 
 from fastload.errors import OptionError
 from fastload.format.header import PackedFile
-from fastload.plan import ChunkPieces, ChunkWindow, EpochPlan, ResolvedShuffle, randomness, resolve_shuffle
+from fastload.plan import ChunkWindow, EpochPlan, ResolvedShuffle, randomness, resolve_shuffle
 from fastload.plan.randomness import Ints, LabelMix
 from fastload.read.columns import open_columns
 from fastload.remote.opening import FileName, open_packed
@@ -157,7 +157,6 @@ def _measure_shuffles(file: PackedFile, batch_size: int, windows: tuple[int, ...
         shuffles[1:1] = [ChunkWindow(chunks) for chunks in sorted(windows, reverse=True)]
     else:
         notes.append("The file is stored without chunks, so there are no chunk windows; shuffle=True means full.")
-    pieces = ChunkPieces(*file.shards.runs(main.chunk_rows)) if file.is_index else None
     sampling = _Sampling(len(rows), batch_size, seed, mix_of)
     if len(sampling.batches) < len(rows) // batch_size:
         part = f"{sampling.batches.size:,} of {len(rows):,} samples"
@@ -167,7 +166,7 @@ def _measure_shuffles(file: PackedFile, batch_size: int, windows: tuple[int, ...
     random = sampling.random()
     orders = []
     for shuffle in shuffles:
-        found = [sampling.planned(rows, main.chunk_rows, pieces, shuffle, epoch) for epoch in range(sampling.epochs)]
+        found = [sampling.planned(rows, main.chunk_rows, shuffle, epoch) for epoch in range(sampling.epochs)]
         measures = {name: _measure(name, [v[name] for v in found], [v[name] for v in random]) for name in MEASURES}
         chunks = shuffle.chunks if isinstance(shuffle, ChunkWindow) else None
         window = len(rows) if shuffle == "full" else min(len(rows), chunks * main.chunk_rows) if chunks else 1
@@ -202,14 +201,12 @@ class _Sampling:
         self.batches = one_from_each_part(rng, num_rows // batch_size, most)[:, None] * batch_size + within
         self.followed = one_from_each_part(rng, self.scanned // batch_size, most)[:, None] * batch_size + within
 
-    def planned(
-        self, rows: range, chunk_rows: int, pieces: ChunkPieces | None, shuffle: ResolvedShuffle, epoch: int
-    ) -> Values:
+    def planned(self, rows: range, chunk_rows: int, shuffle: ResolvedShuffle, epoch: int) -> Values:
         """Returns the measures of one planned epoch and the one after it."""
 
         def rows_at(epoch: int, positions: Ints, num_rows: int) -> Ints:
             part = rows[:num_rows]
-            plan = EpochPlan(part, chunk_rows=chunk_rows, pieces=pieces, seed=self.seed, epoch=epoch, shuffle=shuffle)
+            plan = EpochPlan(part, chunk_rows=chunk_rows, seed=self.seed, epoch=epoch, shuffle=shuffle)
             return plan.rows_at(0, positions.ravel()).reshape(positions.shape) - rows.start
 
         # The position of a row is found only by planning the whole next epoch.

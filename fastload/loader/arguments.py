@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import MissingFileError, OptionError, check_whole
+from fastload.format.valid import folder_of_files
 from fastload.plan import ChunkWindow, Echo, EpochPlan, ResolvedShuffle, is_drawing
 from fastload.plan.order import likeness
 from fastload.prefetch.inputs import Input, PackedInput
@@ -94,6 +95,8 @@ def check_damage(on_damage: object, data: Input) -> None:
 def opened(source: Any, cache_dir: str | os.PathLike[str] | None) -> Any:
     """Returns the source; a folder or archive becomes a dataset of its images, see `from_folder`."""
     path = Path(source) if isinstance(source, (str, os.PathLike)) else Path()
+    if path.is_dir() and isinstance(source, (str, os.PathLike)) and _holds_packed_only(path):
+        raise folder_of_files(path)
     if isinstance(source, (str, os.PathLike)) and (
         path.is_dir() or (path.suffix.lower() in (".zip", ".tar") and path.is_file())
     ):
@@ -102,12 +105,20 @@ def opened(source: Any, cache_dir: str | os.PathLike[str] | None) -> Any:
 
         return open_unpacked(path, cache_dir)
     if isinstance(source, (str, os.PathLike)) and not is_url(source) and not path.suffix and not path.exists():
+        if set("*?") & set(path.name):
+            return source  # the error says what to give in the place of a pattern
         raise MissingFileError(
             f"{path}: no such file or folder. Give a packed file, or a folder, .zip or .tar of images to be packed."
         )
     if cache_dir is not None:
         raise OptionError("cache_dir=: it is where a folder is packed, and source is none. Leave it out.")
     return source
+
+
+def _holds_packed_only(folder: Path) -> bool:
+    """Whether a folder holds files that end in .h5, and beside them nothing but what packing leaves."""
+    found = {entry.suffix if entry.is_file() else "/" for entry in folder.iterdir() if not entry.name.startswith(".")}
+    return ".h5" in found and found <= {".h5", ".plan", ".part", ".journal", ".meta", ".masks"}
 
 
 def check_form(
@@ -194,7 +205,7 @@ def check_cache(options: Resolved) -> None:
     group = group_size(options.packed.row_bytes * plan.batch_size, plan.num_steps)
     rows = (options.num_workers + 1) * group * plan.batch_size
     if window is not None:
-        number = window.chunks * (-(-rows // (window.chunks * chunk_rows)) + 1)
+        number = window.chunks * (-(-rows // (window.chunks * chunk_rows)) + 1) * file.shards.chunks_of(chunk_rows)
         what = f"reading windows of {window.chunks} chunks"
     elif plan.shuffle is False:
         number, what = rows // max(1, chunk_rows) + options.num_workers + 2, "reading in order"

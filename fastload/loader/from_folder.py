@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -169,14 +169,14 @@ class UnpackedDataset(PackedDataset):
     """
 
     def __init__(self, source: Path, output: Path, survey: Survey, identity: str) -> None:
-        self._survey, self._of_source, self.output = survey, identity, output
+        self._source, self._survey, self._of_source, self.output = source, survey, identity, output
         self._absolute = source.absolute()  # the script may go to another folder before it is packed
         super().__init__(source, check=None)
         self._later_check: CheckOption = "auto"
         self._packing: list[BackgroundPack] = []  # of this dataset and all selections of it; one, or not begun yet
 
-    def _opened(self, path: str | Path) -> PackedFile:
-        return _header(Path(path), self._survey, self._of_source)
+    def _opened(self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> PackedFile:
+        return _header(self._source, self._survey, self._of_source)
 
     def check_unchanged(self) -> None:
         """Does nothing: each file is checked when it is read."""

@@ -91,10 +91,11 @@ class FastLoader:
     `close()`, or until the loader is gone.
 
     Args:
-        source: path of a packed file, a `PackedDataset` (for a split, other fields, a subset, a Python transform), or
-            any map-style dataset. Also a folder, .zip or .tar of images: it is read as it is while it is packed into
-            `FOLDER.fastload.h5` next to it (`pack --store source`, in a process of low priority), and from the next
-            epoch on as soon as that is complete. Interrupted packing goes on in the next run.
+        source: path of a packed file, or a list of several that are alike; a `PackedDataset` (for a split, other
+            fields, a subset, a Python transform), or any map-style dataset. Also a folder, .zip or .tar of images: it
+            is read as it is while it is packed into `FOLDER.fastload.h5` next to it (`pack --store source`, in a
+            process of low priority), and from the next epoch on as soon as that is complete. Interrupted packing goes
+            on in the next run.
         batch_size: samples in a batch on this rank.
         shuffle: True (chosen by how the file was packed), "full", "chunk", a `ChunkWindow` or False; see `EpochPlan`.
             `Weighted` draws samples by weight or class, `ClassBatches` makes batches of some classes.
@@ -163,7 +164,7 @@ class FastLoader:
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | PackedDataset | Dataset[Any],
+        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | PackedDataset | Dataset[Any],
         batch_size: int,
         *,
         shuffle: Shuffle = True,
@@ -195,7 +196,7 @@ class FastLoader:
         check_reading(workers, data)
         check_damage(on_damage, data)
         form, groups = check_form(batch, pad_to, group_by, data, batch_size, shuffle)
-        read = chosen(data.dataset.file.path if isinstance(data, PackedInput) else Path(), read)
+        read = chosen(data.dataset.file.place if isinstance(data, PackedInput) else Path(), read)
         self._share_option = share
         try:
             resolved_share, self._no_share = resolve_share(share), None
@@ -225,7 +226,6 @@ class FastLoader:
         plan = EpochPlan(
             rows=data.plan_rows,
             chunk_rows=data.chunk_rows,
-            pieces=data.pieces,
             seed=seed,
             world_size=resolved_share.world_size,
             batch_size=batch_size,

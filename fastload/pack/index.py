@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import h5py
-import numpy as np
-from numpy.typing import NDArray
 
 from fastload.errors import OptionError, OutputError, SourceError
-from fastload.format.digests import attributes
-from fastload.format.header import (
-    PIXEL_FIELDS,
-    Field,
-    PackedFile,
-    check_header,
-    join_split_names,
-    open_hdf5,
-    read_header,
-)
-from fastload.format.shards import INDEX_VERSION, Shards, create_index, index_digest
-from fastload.format.texts import is_text
-from fastload.format.writer import new_file, scratch_file, set_attrs, writer_name
+from fastload.format.header import PackedFile, read_header
+from fastload.format.joined import checked_file, join_files
 from fastload.pack.output_url import check_url, found_object, shown_as, upload
 from fastload.pack.pack_options import output_exists
 from fastload.remote.headers import fetch_header
 from fastload.remote.options import Remote
 from fastload.remote.paths import ObjectPath, path_of, remote_in_force, requests_as
 from fastload.remote.ranges import client_of
-from fastload.sources.listing import first_few
-from fastload.system.files import check_new_file, read_bytes, save_bytes
+from fastload.system.files import check_new_file, save_bytes
 from fastload.system.threads import in_threads
 
 
@@ -94,24 +76,14 @@ def index_files(
     if not files:
         raise OptionError("an index needs at least one packed file.")
     headers = [_header(path, output) for path in paths]
-    _check_alike(headers)
-    names = [_relative(header.path, output) for header in headers]
-    split_names = join_split_names([(header.path, header.splits) for header in headers])
-    pieces = [
-        (number, header.splits[name].start, len(header.splits[name]))
-        for name in split_names
-        for number, header in enumerate(headers)
-        if name in header.splits
-    ]
-    shards = _shards(headers, names, np.array(pieces, np.int64))
-    split_rows = [sum(len(header.splits.get(name, ())) for header in headers) for name in split_names]
-    write_index(output, headers, shards, dict(zip(split_names, split_rows, strict=True)), overwrite=overwrite)
+    joined = join_files(headers, [[_relative(header.path, output)] for header in headers])
+    save_bytes(joined.index(), output, force=overwrite)
     return IndexReport(
         path=output,
-        num_samples=sum(split_rows),
-        splits=dict(zip(split_names, split_rows, strict=True)),
+        num_samples=sum(joined.splits.values()),
+        splits=joined.splits,
         num_shards=len(headers),
-        num_bytes=int(shards.num_bytes.sum()),
+        num_bytes=int(joined.shards.num_bytes.sum()),
         index_bytes=os.path.getsize(output),
         image_shape=images.shape if (images := read_header(output).fields.get("images")) else (),
     )
@@ -170,51 +142,13 @@ def _same_bytes(path: ObjectPath, local: Path) -> bool:
     return client.holding(key, local.read_bytes()) is not None
 
 
-def write_index(
-    output: Path, headers: Sequence[PackedFile], shards: Shards, splits: dict[str, int], *, overwrite: bool
-) -> None:
-    """Writes the index of shards whose headers are these; each split's rows follow the rows of the split before."""
-    first = headers[0]
-    fields = {name: _described(name, headers) for name in first.fields}
-    ragged = [name for name, field in first.fields.items() if field.ragged is not None]
-    own = {f"{name}_offset": _offsets(f"{name}_offset", name, headers, shards) for name in ragged}
-    if any(header.fields["split"].names != tuple(splits) for header in headers):  # whose numbers mean other splits
-        own["split"] = np.repeat(np.arange(len(splits), dtype=np.uint8), list(splits.values()))
-    attrs: dict[str, Any] = {
-        "fastload_version": max(header.version or 1 for header in headers),
-        "fastload_index": INDEX_VERSION,
-        "fastload_writer": writer_name(),
-        "num_rows": sum(splits.values()),
-        "split_names": tuple(splits),
-        "split_rows": np.array(list(splits.values())),
-        "shuffled": all(header.shuffled for header in headers),
-        "seed": first.seed,
-        **{name: _joined(headers, name) for name in ("decoder", "source_layout") if name in first.attrs},
-        "pack_options": json.dumps(_same_options(headers), sort_keys=True, separators=(",", ":")),
-    }
-    with scratch_file() as (fd, path):
-        with new_file(path) as file:
-            text = create_index(file, shards, fields, own)
-            for name, said in fields.items():
-                texts = {"names": said["names"]} if said["names"] else {}
-                set_attrs(file[name], {**said["attrs"], **texts})
-            set_attrs(file, attrs)
-        with h5py.File(path, "r+", driver="stdio") as file:
-            set_attrs(file, {"header_digest": index_digest(shards, text, attributes(file))})
-        data = read_bytes(fd, os.fstat(fd).st_size, 0)
-    save_bytes(data, output, force=overwrite)
-
-
 def _header(path: Path, output: Path) -> PackedFile:
     """Returns the header of a file that fastload wrote, compared with its digests."""
     if path.exists() and output.exists() and path.samefile(output):
         raise OutputError(f"{output}: is one of the files to be indexed. Choose another name.")
-    header = read_header(path)
-    if header.version is None or header.is_index:
-        kind = "is an index itself" if header.is_index else "was not written by fastload"
-        raise SourceError(f"{path}: {kind}. An index is made of files of `fastload pack` or `repack`.")
-    with open_hdf5(path) as hdf5:
-        check_header(header, hdf5)
+    header = checked_file(path)
+    if header.is_index:
+        raise SourceError(f"{path}: is an index itself. An index is made of files of `fastload pack` or `repack`.")
     return header
 
 
@@ -226,116 +160,3 @@ def _relative(path: Path, output: Path) -> str:
             f"Write the index to a folder above all of them."
         )
     return found.relative_to(folder).as_posix()
-
-
-def _shards(headers: Sequence[PackedFile], names: Sequence[str], pieces: NDArray[np.int64]) -> Shards:
-    images = [header.fields.get("images") for header in headers]
-    return Shards(
-        names=tuple(names),
-        digests=tuple(header.header_digest for header in headers),
-        num_rows=np.array([header.num_rows for header in headers]),
-        num_bytes=np.array([header.identity.size for header in headers]),
-        images_offset=np.array([-1 if one is None or one.offset is None else one.offset for one in images]),
-        chunk_rows=np.array([0 if one is None else one.chunk_rows for one in images]),
-        shard=pieces[:, 0].copy(),
-        first=pieces[:, 1].copy(),
-        rows=pieces[:, 2].copy(),
-    )
-
-
-def _check_alike(headers: Sequence[PackedFile]) -> None:
-    """Raises SourceError if files cannot be shards of one dataset; names the first difference."""
-    seen: dict[str, PackedFile] = {}
-    for header in headers:
-        if header.header_digest in seen:
-            raise SourceError(
-                f"{header.path}: holds the same as {seen[header.header_digest].path}: every row would be there twice."
-            )
-        seen[header.header_digest] = header
-    kinds = [{name: _kind(field) for name, field in header.fields.items()} for header in headers]
-    for header, other in zip(headers, kinds, strict=True):
-        differ = [name for name in dict.fromkeys([*kinds[0], *other]) if kinds[0].get(name) != other.get(name)]
-        if differ:
-            said = "; ".join(
-                f"`{name}`: {_in_words(kinds[0].get(name))} in {headers[0].path}, {_in_words(other.get(name))} in "
-                f"{header.path}"
-                for name in differ
-            )
-            raise SourceError(
-                f"Files that differ cannot be shards of one dataset: {said}. `fastload merge` joins classes by name "
-                f"and pads boxes; else pack them with the same options."
-            )
-
-
-def _kind(field: Field) -> tuple[Any, ...]:
-    """Returns what must be the same of a field in all shards."""
-    shape: tuple[Any, ...] = ("H", "W", *field.shape[2:]) if field.ragged is not None else field.shape
-    form = "rows of varying length" if field.ragged is not None else "rows"
-    if is_text(field.dtype, field.shape):  # of any length
-        return "texts", shape, "rows", (), field.attrs
-    if field.name == "split":  # joined by name
-        return field.dtype.name, shape, form, (), {}
-    return field.dtype.name, shape, form, field.names, field.attrs
-
-
-def _in_words(kind: tuple[Any, ...] | None) -> str:
-    if kind is None:
-        return "absent"
-    dtype, shape, form, names, attrs = kind
-    more = f", names {first_few(names)}" if names else ""
-    return f"{form} of {dtype} ({', '.join(map(str, shape))}){more}" + (f", {attrs}" if attrs else "")
-
-
-def _described(name: str, headers: Sequence[PackedFile]) -> dict[str, Any]:
-    """Returns the description of a field of all shards, see `create_index`."""
-    fields = [header.fields[name] for header in headers]
-    first = fields[0]
-    dtype, shape = first.dtype, list(first.shape)
-    if dtype.kind == "S":
-        dtype = max((field.dtype for field in fields), key=lambda one: one.itemsize)
-    ragged = None
-    if first.ragged is not None:
-        shape = [n if all(field.shape[axis] == n for field in fields) else 0 for axis, n in enumerate(shape)]
-        extents = [field.ragged for field in fields if field.ragged is not None]
-        ragged = {"shard_bytes": [one.num_bytes for one in extents], "chunk_bytes": extents[0].chunk_bytes}
-    rows = [field.chunk_rows for field in fields if field.chunk_rows]
-    names = first.names
-    if name == "split":
-        names = tuple(dict.fromkeys(one for header in headers for one in header.splits))
-    return {
-        "dtype": dtype.str,
-        "shape": shape,
-        "stored_dtype": "|u1" if ragged else dtype.str,
-        "stored_shape": [] if ragged else shape,
-        # A chunk of the plan; only the last shard's may be smaller, for want of rows.
-        "chunk_rows": max(rows) if rows and name in PIXEL_FIELDS else 0,
-        "filters": list(dict.fromkeys(one for field in fields for one in field.filters)),
-        "names": list(names),
-        "attrs": first.attrs,
-        "linear": all(field.offset is not None for field in fields),
-        "fill": -1 if name in ("labels", "box_labels") and dtype.kind == "i" else 0,
-        "ragged": ragged,
-    }
-
-
-def _offsets(dataset: str, name: str, headers: Sequence[PackedFile], shards: Shards) -> NDArray[np.int64]:
-    """Returns the offsets of all rows of a ragged field in all shards' bytes, one shard after another, int64 (N,)."""
-    found = np.empty(int(shards.rows.sum()), np.int64)
-    base = 0
-    for number, header in enumerate(headers):
-        there, here = shards.rows_of(number)
-        with open_hdf5(header.path) as hdf5:
-            found[here] = hdf5[dataset][()][there] + base
-        ragged = header.fields[name].ragged
-        assert ragged is not None, "its kind was compared"
-        base += ragged.num_bytes
-    return found
-
-
-def _joined(headers: Sequence[PackedFile], name: str) -> str:
-    return "; ".join(sorted({str(header.attrs.get(name)) for header in headers}))
-
-
-def _same_options(headers: Sequence[PackedFile]) -> dict[str, Any]:
-    options = [json.loads(header.attrs.get("pack_options", "{}")) for header in headers]
-    return {name: value for name, value in options[0].items() if all(one.get(name) == value for one in options)}

@@ -14,7 +14,7 @@ Imports `errors` and `system`; NumPy only, no torch.
 
 from __future__ import annotations
 
-from fastload.plan.chunk_order import ChunkPieces, ChunkWindow
+from fastload.plan.chunk_order import ChunkWindow
 from fastload.plan.class_batches import ClassBatches
 from fastload.plan.echo_schedule import Echo, EchoHistory, EchoSchedule, MixedEcho, Pace, Use, check_echo, choose_factor
 from fastload.plan.epoch import EpochPlan, PlannedBatch, batch_seed
@@ -24,7 +24,6 @@ from fastload.plan.shares import rank_share
 from fastload.plan.weighted import Weighted
 
 __all__ = [
-    "ChunkPieces",
     "ChunkWindow",
     "ClassBatches",
     "Echo",

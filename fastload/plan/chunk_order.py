@@ -32,29 +32,13 @@ class ChunkWindow:
         object.__setattr__(self, "chunks", int(self.chunks))  # NumPy's integers do not go into JSON
 
 
-@dataclass(frozen=True, eq=False)
-class ChunkPieces:
-    """The rows of an array where cutting into chunks starts anew: the first row of each piece, the rows of one shard.
-
-    Attributes:
-        begins: int64 (P,), the first row of each piece, ascending, the first one 0.
-        leads: int64 (P,), rows by which a chunk began before the piece, in [0, rows of a chunk): 0 if its first row
-            begins one.
-    """
-
-    begins: NDArray[np.int64]
-    leads: NDArray[np.int64]
-
-
-ONE_PIECE = ChunkPieces(np.zeros(1, np.int64), np.zeros(1, np.int64))
-
-
 class ChunkOrder:
     """Chunk windows: permuted chunks one after another, their rows mixed inside windows of whole chunks.
 
-    Every chunk has chunk_rows rows except the first and the last, of which the split may own only a part, and those at
-    both ends of a shard. In the sequence every chunk gets chunk_rows *slots*; short chunks leave their last slots
-    empty. So a slot is its position and the empty slots before it, which a sorted table of the short chunks tells. With
+    Every chunk has chunk_rows rows except the first and the last, of which the split may own only a part. Of an index
+    chunks are counted through all of its rows, wherever shards begin, so that it has the order of one file of them. In
+    the sequence every chunk gets chunk_rows *slots*; short chunks leave their last slots empty. So slots are plain
+    arithmetic, and a position is its slot less the empty slots before it, of which there are at most two runs. With
     chunks of 4 rows, rows 2..10 and the chunks in the order 1, 0, 2:
 
         slot      0 1 2 3 | 4 5 . . | 8 9 10  .
@@ -66,48 +50,22 @@ class ChunkOrder:
     """
 
     def __init__(
-        self,
-        rows: range,
-        chunk_rows: int,
-        window: ChunkWindow,
-        *,
-        seed: int,
-        epoch: int,
-        world_size: int,
-        pieces: ChunkPieces | None = None,
+        self, rows: range, chunk_rows: int, window: ChunkWindow, *, seed: int, epoch: int, world_size: int
     ) -> None:
         self._rows, self._chunk_rows, self._world_size = rows, chunk_rows, world_size
         self._chunk_key, self._window_key = (derive_key(seed, epoch, use) for use in (_CHUNKS, _WINDOWS))
-        pieces = pieces or ONE_PIECE
-        # The pieces with rows of these, the first row of each that is among them, and where its chunk began.
-        first = int(np.searchsorted(pieces.begins, rows.start, "right")) - 1
-        some = slice(first, max(first + 1, int(np.searchsorted(pieces.begins, rows.stop))))
-        begins = pieces.begins[some]
-        self._firsts = np.maximum(begins, rows.start)
-        leads = (self._firsts - begins + pieces.leads[some]) % chunk_rows
-        stops = np.append(begins[1:], rows.stop)
-        counts = -(-(stops - self._firsts + leads) // chunk_rows)
-        self._num_chunks = int(counts.sum())
-        self._piece_chunks = np.cumsum(counts) - counts  # the number of each piece's first chunk
-        self._chunk_begins = self._firsts - leads
+        self._first_chunk = rows.start // chunk_rows
+        self._num_chunks = max(1, -(-rows.stop // chunk_rows) - self._first_chunk)
         self._window_chunks = min(window.chunks, self._num_chunks)
-        self._short_chunks(leads, -(stops - self._firsts + leads) % chunk_rows, counts)
-
-    def _short_chunks(self, leads: Positions, tails: Positions, counts: Positions) -> None:
-        """Notes index in the sequence and empty slots of each short chunk, by index.
-
-        The leads and tails are the rows that each piece's first and last chunk, which may be one, have less.
-        """
-        ends = np.stack([self._piece_chunks, self._piece_chunks + counts - 1], axis=1).ravel()
-        missing = np.stack([leads, tails], axis=1).ravel()
-        short, at = np.unique(ends[missing > 0], return_inverse=True)
-        lacking = np.bincount(at, missing[missing > 0], len(short)).astype(np.int64)
-        index = unpermute(short, self._num_chunks, self._chunk_key)
-        order = np.argsort(index)
-        self._short = index[order]
-        self._missing = np.append(0, np.cumsum(lacking[order]))  # empty slots before the first, the second, ...
-        # The first position behind each short chunk.
-        self._behind = (self._short + 1) * self._chunk_rows - self._missing[1:]
+        last = self._num_chunks - 1
+        missing = {0: rows.start % chunk_rows}
+        missing[last] = missing.get(last, 0) + -rows.stop % chunk_rows
+        # (index in the sequence, empty slots) of each short chunk, in order of index.
+        self._short_chunks = sorted(
+            (int(unpermute(np.array([chunk]), self._num_chunks, self._chunk_key)[0]), n)
+            for chunk, n in missing.items()
+            if n
+        )
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
         """Returns rows of the file at positions of the epoch's sequence."""
@@ -119,13 +77,8 @@ class ChunkOrder:
         rows = np.empty(positions.size, dtype=np.int64)
         for first in range(0, positions.size, BLOCK):
             part = slice(first, first + BLOCK)
-            offset, numbers = slots[part] - in_sequence[part] * self._chunk_rows, chunks[part]
-            if len(self._firsts) == 1:
-                rows[part] = np.maximum(self._chunk_begins + numbers * self._chunk_rows, self._firsts) + offset
-                continue
-            piece = np.searchsorted(self._piece_chunks, numbers, "right") - 1
-            begins = self._chunk_begins[piece] + (numbers - self._piece_chunks[piece]) * self._chunk_rows
-            rows[part] = np.maximum(begins, self._firsts[piece]) + offset
+            offset = slots[part] - in_sequence[part] * self._chunk_rows
+            rows[part] = np.maximum(chunks[part] * self._chunk_rows, self._rows.start) + offset
         return rows
 
     def positions_of(self, rows: NDArray[np.int64]) -> Positions:
@@ -144,24 +97,24 @@ class ChunkOrder:
 
     def _unmixed(self, rows: NDArray[np.int64]) -> tuple[Positions, Positions]:
         """Returns where the chunk of each row would begin, were no window mixed, and where in the chunk the row is."""
-        piece = np.searchsorted(self._firsts, rows, "right") - 1
-        of_piece = (rows - self._chunk_begins[piece]) // self._chunk_rows
-        firsts = np.maximum(self._chunk_begins[piece] + of_piece * self._chunk_rows, self._firsts[piece])
-        numbers = self._piece_chunks[piece] + of_piece
-        index = blockwise(lambda part: unpermute(part, self._num_chunks, self._chunk_key), numbers)
+        chunks = rows // self._chunk_rows
+        firsts = np.maximum(chunks * self._chunk_rows, self._rows.start)
+        index = blockwise(lambda part: unpermute(part - self._first_chunk, self._num_chunks, self._chunk_key), chunks)
         return self._begins(index), rows - firsts
 
     def _slots(self, positions: Positions) -> Positions:
-        if not len(self._short):
-            return positions
-        slots: Positions = positions + self._missing[np.searchsorted(self._behind, positions, "right")]
-        return slots
+        for index, missing in self._short_chunks:
+            full_until = (index + 1) * self._chunk_rows - missing
+            positions = positions + (positions >= full_until) * missing
+        return positions
 
     def _begins(self, indices: Positions) -> Positions:
         """Returns the position at which each chunk of the sequence begins; N for indices past the last chunk."""
         indices = np.minimum(indices, self._num_chunks)
         begins = indices * self._chunk_rows
-        return begins - self._missing[np.searchsorted(self._short, indices)] if len(self._short) else begins
+        for index, missing in self._short_chunks:
+            begins = begins - (indices > index) * missing
+        return begins
 
     def _windows(self, positions: Positions) -> tuple[Positions, Positions]:
         """Returns first position and length of the window that each position lies in."""
@@ -196,10 +149,10 @@ class ChunkOrder:
         return slots
 
     def _chunks(self, indices: Positions) -> NDArray[np.int64]:
-        """Returns the chunk, counted from the first one of the rows, at each index of the sequence of chunks."""
+        """Returns the chunk of the file at each index of the sequence of chunks."""
 
         def permuted(part: Positions) -> Positions:
-            return permute(part, self._num_chunks, self._chunk_key)
+            return permute(part, self._num_chunks, self._chunk_key) + self._first_chunk
 
         lowest, highest = int(indices.min()), int(indices.max())
         if highest - lowest >= indices.size:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, StateError, is_whole
-from fastload.plan.chunk_order import ChunkPieces, ChunkWindow
+from fastload.plan.chunk_order import ChunkWindow
 from fastload.plan.class_batches import ClassBatches
 from fastload.plan.order import (
     Drawing,
@@ -172,7 +172,6 @@ class EpochPlan:
     Attributes:
         rows: rows of the file to plan, contiguous: a split, or all. At most 2**48.
         chunk_rows: rows of a chunk of the file; 0: the file has no chunks, so "chunk" is an error.
-        pieces: where the file's rows are cut into chunks anew, for one of several shards; None: nowhere.
         seed: 0 to 2**64 - 1; the same seed and epoch give the same order on every machine.
         epoch: 0 to 2**64 - 1.
         world_size: number of ranks, 1 or more.
@@ -208,7 +207,6 @@ class EpochPlan:
     begun_pieces: int | None = None
     elastic: bool = False
     groups: NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
-    pieces: ChunkPieces | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         rows: object = self.rows
@@ -611,7 +609,6 @@ class EpochPlan:
             fixed_pieces=self.epoch_pieces,
             groups=self.groups,
             batch_size=batch_size,
-            pieces=self.pieces,
         )
 
 

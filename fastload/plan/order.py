@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError
-from fastload.plan.chunk_order import ONE_PIECE, ChunkOrder, ChunkPieces, ChunkWindow
+from fastload.plan.chunk_order import ChunkOrder, ChunkWindow
 from fastload.plan.class_batches import ClassBatches
 from fastload.plan.permutation import blockwise, derive_key, mix64, permute, unpermute
 from fastload.plan.shares import Positions, rank_share, share_bounds, share_ranks
@@ -115,32 +115,30 @@ def make_order(
     fixed_pieces: int = 0,
     groups: NDArray[np.int64] | None = None,
     batch_size: int = 1,
-    pieces: ChunkPieces | None = None,
 ) -> Order:
     """Returns the order of rows of the file in one epoch.
 
-    Chunk c of the file begins at row c * chunk_rows, or each of the pieces is cut into chunks. The ranks, and with
-    groups the batches, are those that first share the sequence: without fixed pieces only windows and groups depend on
-    them, since none crosses a share. The fixed pieces, 0 for none, divide the ranks; see `PieceOrder`.
+    Chunk c of the file begins at row c * chunk_rows. The ranks, and with groups the batches, are those that first share
+    the sequence: without fixed pieces only windows and groups depend on them, since none crosses a share. The fixed
+    pieces, 0 for none, divide the ranks; see `PieceOrder`.
     """
     if groups is not None:
         order = make_order(
-            rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size, fixed_pieces=fixed_pieces,
-            pieces=pieces,
+            rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size, fixed_pieces=fixed_pieces
         )  # fmt: skip
         number = shuffle.num_positions(len(rows)) if isinstance(shuffle, Weighted) else len(rows)
         return GroupedOrder(
             order, rows.start, groups, number, batch_size, seed=seed, epoch=epoch, world_size=world_size
         )
     if fixed_pieces > 1:
-        return PieceOrder(rows, chunk_rows, shuffle, seed, epoch, world_size, fixed_pieces, pieces)
+        return PieceOrder(rows, chunk_rows, shuffle, seed, epoch, world_size, fixed_pieces)
     if shuffle is False:
-        return FileOrder(rows, chunk_rows, pieces)
+        return FileOrder(rows, chunk_rows)
     if shuffle == "full":
         return FullOrder(rows, derive_key(seed, epoch, _FULL))
     if isinstance(shuffle, (Weighted, ClassBatches)):
         return shuffle.order(rows, seed, epoch)
-    return ChunkOrder(rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size, pieces=pieces)
+    return ChunkOrder(rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size)
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,6 @@ class FileOrder:
 
     rows: range
     chunk_rows: int  # 0: each row is a chunk
-    pieces: ChunkPieces | None = None
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
         return positions + self.rows.start
@@ -158,11 +155,7 @@ class FileOrder:
         return rows - self.rows.start
 
     def first_positions(self, rows: NDArray[np.int64]) -> Positions:
-        pieces = self.pieces or ONE_PIECE
-        piece = np.searchsorted(pieces.begins, rows, "right") - 1
-        begins = pieces.begins[piece]
-        firsts = rows - (rows - begins + pieces.leads[piece]) % max(1, self.chunk_rows)
-        return self.positions_of(np.maximum(np.maximum(firsts, begins), self.rows.start))
+        return self.positions_of(np.maximum(rows - rows % max(1, self.chunk_rows), self.rows.start))
 
 
 @dataclass(frozen=True)
@@ -203,7 +196,6 @@ class PieceOrder:
     epoch: int
     world_size: int
     num_pieces: int  # divides world_size
-    pieces: ChunkPieces | None = None  # of the file
     _orders: dict[int, Order] = field(init=False, default_factory=dict)
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
@@ -263,7 +255,6 @@ class PieceOrder:
                 seed=derive_key(self.seed, _PIECES, piece),
                 epoch=self.epoch,
                 world_size=self.world_size // self.num_pieces,
-                pieces=self.pieces,
             )
         return self._orders[piece]
 

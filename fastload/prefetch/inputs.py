@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from fastload.dataset import CheckOption, PackedDataset, as_handed_over, positions_of
 from fastload.errors import OptionError
 from fastload.format.ragged import JPEG, RAW
-from fastload.plan import ChunkPieces, ChunkWindow, ResolvedShuffle, Shuffle, is_drawing, resolve_shuffle
+from fastload.plan import ChunkWindow, ResolvedShuffle, Shuffle, is_drawing, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.rows import Rows
 from fastload.timing.stopwatch import current
@@ -68,9 +68,6 @@ class PackedInput:
         # Rows of a chunk of the field whose chunks make up shuffle windows; 0: there are none.
         main = "images" if "images" in file.fields else next(iter(file.fields))
         self.chunk_rows = 0 if self.selected is not None else file.fields[main].chunk_rows
-        self.pieces: ChunkPieces | None = None  # where rows are cut into chunks anew
-        if file.is_index and self.chunk_rows:
-            self.pieces = ChunkPieces(*file.shards.runs(self.chunk_rows))
         self.shuffled = file.shuffled  # whether neighbouring rows are a fair mix already
         masks = file.fields.get("masks")
         self.ignore_index = int(masks.attrs.get("ignore_index", 0)) if masks else 0
@@ -188,7 +185,6 @@ class OtherInput:
     selected = mentions = None
     compressed: Sequence[str] = ()
     chunk_rows = 0
-    pieces: ChunkPieces | None = None
     shuffled = False
     ignore_index = 0
     runs_python = True
@@ -342,10 +338,7 @@ def as_input(source: Any, check: CheckOption = "auto") -> Input:
     if isinstance(source, (str, os.PathLike)):
         return PackedInput(PackedDataset(os.fspath(source), check=check))
     if isinstance(source, (list, tuple)) and source and all(isinstance(part, (str, os.PathLike)) for part in source):
-        raise OptionError(
-            "several files in one FastLoader are not in this release: pack them into one file (`fastload pack`), or "
-            "give FastLoader a torch.utils.data.ConcatDataset of PackedDatasets, which worker processes read."
-        )
+        return PackedInput(PackedDataset(source, check=check))
     if isinstance(source, IterableDataset):
         raise OptionError(
             f"source: {type(source).__name__} is an IterableDataset, whose samples have no indices and cannot be put "

@@ -76,7 +76,7 @@ class CheckedSamples:
         self._encoded = {name: self._rows.encoded(name) for name in self.names if file.fields[name].ragged}
         self._local, self._lock = threading.local(), threading.Lock()
         self._shards: dict[int, _ShardFacts] = {}
-        if file.is_whole:
+        if file.holds_rows:
             self._shard(0)
 
     def part(self, name: str, part: str) -> NDArray[Any]:
@@ -232,7 +232,7 @@ class CheckedSamples:
             for reason in self.read("digest", here, values).values():
                 raise FormatError(f"{self.file.name}: its digests cannot be read: {reason}. Copy the file again.")
             digests[there] = values
-            known = read_shard(self.file, number).digests if not self.file.is_whole else self.file.digests
+            known = read_shard(self.file, number).digests if not self.file.holds_rows else self.file.digests
             if known is not None and not np.array_equal(block_digests(digests), known["digest"]):
                 raise FileChangedError(
                     f"{self.file.name}: its digests are others than when its header was read: it was written to. "

@@ -22,7 +22,7 @@ def open_columns(file: PackedFile) -> Iterator[Mapping[str, Any]]:
     An index's datasets are read from its shards, as `ShardedColumn`s. FileChangedError: it is not, or at the end no
     longer, the file whose header was read.
     """
-    if file.is_whole:
+    if file.holds_rows:
         with open_hdf5(file.path) as hdf5:
             check_path(file)
             yield hdf5

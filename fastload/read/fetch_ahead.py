@@ -138,7 +138,16 @@ class FetchAhead:
 
         Where any chunk may be needed at any time, a random number.
         """
-        rows = self._rows_of(chunks)
+        first, last = self._rows_of(chunks)
+        found = self._needed(first)
+        # A chunk of a shard may lie in two chunks of the plan, or more between which any will do.
+        chunk_rows = max(1, self._plan.chunk_rows)
+        if len(also := np.flatnonzero(first // chunk_rows != last // chunk_rows)):
+            found[also] = np.minimum(found[also], self._needed(last[also]))
+        return found
+
+    def _needed(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns the steps until the chunk of the plan that each row lies in is needed next, float64 (n,)."""
         epoch, step = self._now
         plan = self._plan_of(epoch)
         ranks, steps = plan.chunk_places(rows)
@@ -167,15 +176,16 @@ class FetchAhead:
         return found
 
     def _rows_of(self, chunks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns for each chunk a row of the index in it, of a ragged field one near it; int64 (n,)."""
+        """Returns the first and the last row of the index in each chunk, of a ragged field near it: int64 (2, n)."""
         table, shards = self._remote.table, self._shards
         shard, column, number = table.placed(chunks)
-        there = np.zeros_like(chunks)
+        there = np.zeros((2, len(chunks)), np.int64)
         for at, name in enumerate(table.fields):
             mine = np.flatnonzero(column == 1 + at)
             ragged = self._store.file.fields[name].ragged
             size = table.rows[name][shard[mine]] if ragged is None else ragged.chunk_rows
-            there[mine] = np.minimum(number[mine] * size, shards.num_rows[shard[mine]] - 1)
+            firsts = number[mine] * size
+            there[:, mine] = np.minimum([firsts, firsts + size - 1], shards.num_rows[shard[mine]] - 1)
         order = self._pieces
         keys = shards.shard[order] * 2**40 + shards.first[order]
         piece = order[np.searchsorted(keys, shard * 2**40 + there, "right") - 1]

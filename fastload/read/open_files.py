@@ -13,7 +13,7 @@ from typing import Protocol
 from fastload.read.open_file import OpenFile
 
 _MOST_OPEN = 64
-"""Shards that are open at a time, unless the system allows fewer descriptors; a window of chunks needs 16 or fewer."""
+"""Shards open at a time, unless the system allows fewer descriptors; a window of 16 chunks needs 32 or fewer."""
 
 
 class Owner(Protocol):

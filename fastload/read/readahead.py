@@ -80,7 +80,9 @@ class ReadAhead:
     ) -> None:
         self._file, self._names, self._rows, self._table = file, names, rows, RowTable(file)
         self._options = {"chunk_rows": chunk_rows, "recent_chunks": recent_chunks}
-        self.opened: dict[int, FileReadAhead] = {}
+        self._chunk_rows = max(1, chunk_rows)
+        # By shard, and by the rows of the first chunk that lie before it: pieces of it where chunks begin anew.
+        self.opened: dict[tuple[int, int], FileReadAhead] = {}
         self._most = max(2, min(_MOST_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 32))
         self._probed = self._quiet = 0
         self._closed = False
@@ -91,17 +93,21 @@ class ReadAhead:
         if self._closed or (self._quiet >= _QUIET_BATCHES and self._probed % _QUIET_EVERY):
             return
         located = self._table.locate(rows)
-        for number, there, _ in located.parts:
-            one = self.opened.pop(number, None)
+        leads = (located.rows - located.there) % self._chunk_rows
+        keys = located.shard * self._chunk_rows + leads
+        found = np.unique(keys).tolist()
+        for key in found:
+            number, lead = place = divmod(key, self._chunk_rows)
+            one = self.opened.pop(place, None)
             if one is None:
                 try:
                     shard = read_shard(self._file, number)
-                    read = self._rows if self._file.is_whole else range(shard.num_rows)
-                    one = FileReadAhead(shard, self._names, read, **self._options)
+                    read = self._rows if self._file.holds_rows else range(shard.num_rows)
+                    one = FileReadAhead(shard, self._names, read, lead=lead, **self._options)
                 except (FastloadError, OSError):
                     continue  # whoever reads it gets the error
-            self.opened[number] = one  # at the end: the first ones were used least recently
-            one.announce(there, max(1, _PROBES // len(located.numbers)))
+            self.opened[place] = one  # at the end: the first ones were used least recently
+            one.announce(located.there[keys == key], max(1, _PROBES // len(found)))
             while len(self.opened) > self._most:
                 self.opened.pop(next(iter(self.opened))).close()
         in_memory = not any(one.announces for one in self.opened.values())
@@ -117,7 +123,8 @@ class ReadAhead:
 class FileReadAhead:
     """Announces rows of one file, which it opens itself; it reads the index of ragged fields without a mapping.
 
-    Args: as for `ReadAhead`, of a file that holds its rows itself.
+    Args: as for `ReadAhead`, of a file that holds its rows itself, and
+        lead: rows of the first chunk that lie before the file, in the shard before.
 
     Raises:
         MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
@@ -130,6 +137,7 @@ class FileReadAhead:
         rows: range,
         *,
         chunk_rows: int = 0,
+        lead: int = 0,
         recent_chunks: int = 64,
     ) -> None:
         self._closed = False
@@ -145,7 +153,7 @@ class FileReadAhead:
                 is_small = extents.num_bytes(rows.stop) <= _SMALL_FIELD_BYTES
                 (self._small if is_small else self._large).append(extents)
         self._rows = rows
-        self._chunk_rows = chunk_rows
+        self._chunk_rows, self._lead = chunk_rows, lead
         self._recent: dict[int, None] = {}
         self._max_recent = recent_chunks
         self._advise = KernelAdvice(fd, file.identity.size)
@@ -221,8 +229,9 @@ class FileReadAhead:
     def _row_ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns first rows and stop rows of ranges that hold these rows and were not announced yet."""
         if self._chunk_rows:
-            wanted = np.unique(rows // self._chunk_rows).tolist()
-            first = np.array([chunk for chunk in wanted if chunk not in self._recent], np.int64) * self._chunk_rows
+            wanted = np.unique((rows + self._lead) // self._chunk_rows).tolist()
+            new = np.array([chunk for chunk in wanted if chunk not in self._recent], np.int64)
+            first = new * self._chunk_rows - self._lead
             for chunk in wanted:
                 self._recent.pop(chunk, None)
                 self._recent[chunk] = None  # at the end: the first ones were wanted least recently
@@ -235,8 +244,8 @@ class FileReadAhead:
             stop = first + 1
         if not len(first):
             return first, first
-        new = np.concatenate(([True], first[1:] != stop[:-1]))
-        return first[new], stop[np.append(np.flatnonzero(new)[1:] - 1, len(stop) - 1)]
+        begins = np.concatenate(([True], first[1:] != stop[:-1]))
+        return first[begins], stop[np.append(np.flatnonzero(begins)[1:] - 1, len(stop) - 1)]
 
 
 def announced_ahead(

@@ -67,21 +67,21 @@ class Store:
         watcher: Watcher | None = None,
     ) -> None:
         self.file, self.table, self.fields = file, RowTable(file), list(dict.fromkeys(fields))
-        self.read, self._watcher = chosen(file.path, read), watcher
+        self.read, self._watcher = chosen(file.place, read), watcher
         self._options: dict[str, Any] = {"cache_chunks": cache_chunks, "windows": windows}
         self.files = OpenFiles(self)
         # Of each file that is open, where the first row of a field, or byte of a ragged one, is mapped to: int64 (S,).
         count = len(file.shards.names)
         self._bases = {name: np.zeros(count, np.int64) for name in self.fields if self._is_mapped(name)}
         self.joined: MappedShards | None = None
-        if "images" in self.fields and self.read == "map" and not file.is_whole:
+        if "images" in self.fields and self.read == "map" and not file.holds_rows:
             self.joined = MappedShards.of(file)
 
     def _is_mapped(self, name: str) -> bool:
         """Whether the rows of a field are mapped in each file, and mean the same in all."""
         field = self.file.fields[name]
         is_plain = field.linear and field.row_bytes > 0
-        is_plain = is_plain and (self.file.is_whole or (field.dtype.kind != "S" and name != "split"))
+        is_plain = is_plain and (self.file.holds_rows or (field.dtype.kind != "S" and name != "split"))
         return self.read == "map" and (is_plain or field.ragged is not None)
 
     def holding(self, located: Located, fields: Collection[str] | None = None) -> AbstractContextManager[None]:
@@ -186,7 +186,7 @@ class Store:
 
         None where they are not one. To be touched within `holding`, and valid until `close`.
         """
-        if self.file.is_whole:
+        if self.file.holds_rows:
             with self.holding(self.table.of_shard(0, np.empty(0, np.int64))):
                 return self.files.opened[0].mapped(name) if name in self._bases else None
         return self.joined.rows if self.joined is not None and name == "images" else None

@@ -15,9 +15,10 @@ import numpy as np
 
 from fastload.errors import FastloadError, OptionError
 from fastload.format.header import PackedFile, open_hdf5, read_header
+from fastload.format.joined import as_index
 from fastload.remote.cache import RECORD, VERSION, CachedDataset, CacheFolder, allocated_below, are_there, check_names
 from fastload.remote.chunks import ChunkTable, Range, ShardLayout
-from fastload.remote.headers import as_index, header_ranges
+from fastload.remote.headers import header_ranges
 from fastload.remote.meta import Meta
 from fastload.remote.options import Remote, shown
 from fastload.system.files import read_bytes

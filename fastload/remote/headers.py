@@ -6,7 +6,6 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import h5py
 import xxhash
 
 from fastload.errors import FastloadError, FormatError
-from fastload.format.header import Field, PackedFile, check_header, open_hdf5, read_header
-from fastload.format.ragged import RaggedExtent
+from fastload.format.header import PackedFile, check_header, open_hdf5, read_header
 from fastload.remote.agreement import agreed
 from fastload.remote.chunks import TAIL_BYTES, Range, extent_of, is_large, joined_ranges, without
 from fastload.remote.client import Client
@@ -191,15 +189,3 @@ def look_for_header(url: str, fd: int, there: Sequence[Range], fetch: Any) -> li
     for begin, end in without(ranges, looked.there):
         write_at(fd, fetch(begin, end), begin)
     return ranges
-
-
-def as_index(file: PackedFile) -> PackedFile:
-    """Returns a packed file's header as an index's, whose only shard is the file itself."""
-    return replace(file, fields={name: _in_shard(one) for name, one in file.fields.items()})
-
-
-def _in_shard(field: Field) -> Field:
-    """Returns a file's field as an index's."""
-    if field.ragged is not None:
-        return replace(field, ragged=RaggedExtent(0, *field.ragged[1:]))
-    return replace(field, offset=None, in_shards=field.offset is not None)

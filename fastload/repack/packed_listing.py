@@ -50,7 +50,7 @@ def list_packed(path: str | Path | PackedFile, damaged: list[int] | None = None)
     file = path if isinstance(path, PackedFile) else read_header(path)
     with open_columns(file) as hdf5:
         try:
-            digests = {} if file.is_index else check_header(file, hdf5)
+            digests = check_header(file, hdf5) if file.holds_rows else {}
             file = replace(file, digests=by_block(digests)) if digests else file
             others = [str(name) for name in hdf5 if name not in file.fields]  # bytes where they are not UTF-8
             if lost := [name for name in ("labels", "masks") if name in others]:
@@ -59,7 +59,7 @@ def list_packed(path: str | Path | PackedFile, damaged: list[int] | None = None)
                     f"Pack it: `fastload pack {typed(file.path)} OUT.h5`."
                 )
             names = [name for name in file.fields if name not in PIXEL_FIELDS]
-            for name in () if file.is_index else names:
+            for name in names if file.holds_rows else ():
                 load_filters(file.path, name, hdf5[name])
             values = {name: hdf5[name][()] for name in names} | digests
         except (OSError, RuntimeError) as exc:  # h5py, where a filter or a checksum fails
@@ -211,7 +211,7 @@ def _check_fields(
 def _different_rows(file: PackedFile, values: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
     """Returns the rows whose values, except for pixels, do not match their digest, int64 (n,), ascending."""
     names = [name for name in values if name not in DIGEST_FIELDS]
-    if not file.is_index:
+    if file.holds_rows:
         return np.flatnonzero(row_digests({name: values[name] for name in names}) != values["digest_fields"])
     wrong = []
     # Digests are of the values as each shard has them, such as the number of a split.

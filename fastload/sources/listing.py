@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
 from fastload.format.ragged import Column
+from fastload.system.text import first_few as first_few  # for all of `sources`
 
 if TYPE_CHECKING:
     from fastload.images.image_header import ImageHeader
@@ -228,13 +229,6 @@ def only_arrays(listing: Listing) -> bool:
     """Whether all pixels of a listing are rows of arrays, which are copied."""
     masks = listing.masks
     return isinstance(listing.files, Arrays) and (masks is None or isinstance(masks.files, Arrays))
-
-
-def first_few(names: Iterable[str], count: int = 5) -> str:
-    """Returns the first names as text for a message, and how many more there are."""
-    every = list(names)
-    shown = ", ".join(every[:count])
-    return f"{shown} and {len(every) - count} more" if len(every) > count else shown
 
 
 def require_unique(keys: Collection[str], where: str) -> None:

@@ -6,7 +6,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -68,6 +68,13 @@ def format_bytes(count: float) -> str:
 def counted(count: int, noun: str) -> str:
     """Returns `1 row`, `2,000 rows`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def first_few(names: Iterable[str], count: int = 5) -> str:
+    """Returns the first names as text for a message, and how many more there are."""
+    every = list(names)
+    shown = ", ".join(every[:count])
+    return f"{shown} and {len(every) - count} more" if len(every) > count else shown
 
 
 def seconds_text(seconds: float) -> str:

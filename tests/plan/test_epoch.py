@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fastload.plan.epoch as epoch_module
 from fastload.errors import OptionError, StateError
-from fastload.plan import ChunkPieces, ChunkWindow, EpochPlan, rank_share
+from fastload.plan import ChunkWindow, EpochPlan, rank_share
 from fastload.plan.order import make_order
 from fastload.plan.randomness import batchmate_reuse
 from fastload.plan.shares import Segment, share_ranks
@@ -449,11 +449,11 @@ def test_places_of_rows_are_those_of_their_batches(plan, data):
 def test_a_chunk_is_read_on_its_rank_not_before_its_step_and_within_its_window(plan, data):
     # Every row of the epoch comes once, and a share that has none repeats nothing that counts.
     fixed_pieces = plan.fixed_pieces if len(plan.rows) >= plan.world_size else 0
-    plan = replace(plan, ends="exact", fixed_pieces=fixed_pieces, pieces=cut_into(plan, data.draw))
+    plan = replace(plan, ends="exact", fixed_pieces=fixed_pieces)
     grouped = plan.shuffle is not False and data.draw(st.booleans())
     if grouped:
         plan = replace(plan, groups=np.arange(len(plan.rows)) % 5)
-    chunks = chunks_of(plan)
+    chunks = (np.array(plan.rows) // plan.chunk_rows).tolist()
     borders = chunks_on_borders(plan, chunks)
     ranks, steps = plan.chunk_places(np.array(plan.rows, np.int64))
     if plan.shuffle == "full":
@@ -481,23 +481,6 @@ def test_a_resumed_epoch_has_the_places_of_the_whole_one_and_other_ranks_have_pl
     ranks, places = elsewhere.chunk_places(rows)
     assert set(ranks.tolist()) <= set(range(-1, plan.world_size + 1))
     assert places.min() >= 0 and places.max() <= len(rows) // elsewhere.world_size // plan.batch_size + 1
-
-
-def cut_into(plan, draw):
-    """Some shards of the rows of a plan, maybe none."""
-    begins = sorted({0, *draw(st.lists(st.integers(0, plan.rows.stop), max_size=3))})
-    leads = [draw(st.integers(0, plan.chunk_rows - 1)) for _ in begins]
-    return draw(st.sampled_from([None, ChunkPieces(np.array(begins), np.array(leads))]))
-
-
-def chunks_of(plan):
-    """The chunk of each planned row, as shard and number in it."""
-    rows = np.array(plan.rows)
-    if plan.pieces is None:
-        return [(0, chunk) for chunk in (rows // plan.chunk_rows).tolist()]
-    shard = np.searchsorted(plan.pieces.begins, rows, "right") - 1
-    numbers = (rows - plan.pieces.begins[shard] + plan.pieces.leads[shard]) // plan.chunk_rows
-    return list(zip(shard.tolist(), numbers.tolist(), strict=True))
 
 
 def chunks_on_borders(plan, chunks):

@@ -98,6 +98,15 @@ def test_whole_chunks_of_a_window_are_announced_once_and_within_the_rows_that_ar
     assert len(recorder.pages) == 9 * 3
 
 
+def test_of_a_chunk_that_began_in_the_shard_before_only_the_rows_here_are_announced(announcer):
+    ahead, recorder = announcer(chunk_rows=4, lead=3)  # row 0 is the last of its chunk
+    ahead.announce(np.array([0, 6]))
+    ahead.announce(np.array([7]))
+    finish(ahead)
+    assert recorder.rows() == [0, 5, 6, 7, 8]
+    assert len(recorder.pages) == 5 * 3
+
+
 def test_nothing_is_announced_and_no_thread_runs_while_all_is_in_memory(announcer, file):
     asked, cold = [], set()
 
@@ -107,7 +116,7 @@ def test_nothing_is_announced_and_no_thread_runs_while_all_is_in_memory(announce
 
     one, recorder = announcer(resident)
     ahead = ReadAhead(file, ["images"], range(N))
-    ahead.opened[0] = one
+    ahead.opened[0, 0] = one
     for first in range(0, 1600, 8):
         ahead.announce(np.arange(first, first + 8))
     assert one._thread is None and not recorder.pages

@@ -230,7 +230,6 @@ class Files:
         self.shards = RemoteShards.__new__(RemoteShards)  # what it knows of places, and nothing of clients
         self.table = ChunkTable(self.file)
         self.shards._file, self.shards.table, self.shards._layouts = self.file, self.table, {}
-        assert self.file.shards is not None
         names, sizes = self.file.shards.names, self.file.shards.num_bytes
         self.cached = CachedDataset(cache, folder, names, sizes, self.table.headers, self.table.num_chunks)
         with cache.locked():
@@ -238,7 +237,6 @@ class Files:
         self.fetcher = ChunkFetcher(self.table, self.cached, self, threads=2, most_held=4, give_up_after_s=5)
 
     def name(self, shard: int) -> Path:
-        assert self.file.shards is not None
         return self.source / self.file.shards.names[shard]
 
     def ranges(self, chunk: Chunk, cached: CachedDataset) -> list[tuple[int, int]]:

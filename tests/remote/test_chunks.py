@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from remote_files import KINDS, write_kind
 
 from fastload.format.header import Field, FileIdentity, PackedFile, open_hdf5, read_header, read_shard
+from fastload.format.joined import as_index
 from fastload.format.ragged import RaggedExtent
 from fastload.format.shards import Shards
 from fastload.remote.chunks import Chunk, ChunkTable, ShardLayout, joined_ranges, likely_header, without
-from fastload.remote.headers import as_index, header_ranges
+from fastload.remote.headers import header_ranges
 
 
 def index_of(rows: list[int], chunk_rows: list[int], fields: dict[str, Field]) -> PackedFile:
@@ -93,7 +94,7 @@ def test_numbers_of_chunks_agree_whichever_way_they_are_found(shards, masks, rag
 def opened_remotely(path: Path) -> PackedFile:
     """The header of a file as `open_remote` returns it, without a server."""
     file = read_header(path)
-    return file if file.shards is not None else as_index(file)
+    return file if file.is_index else as_index(file)
 
 
 def check_shard(path: Path, table: ChunkTable, shard: int) -> None:

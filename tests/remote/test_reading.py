@@ -22,7 +22,7 @@ from remote_files import CHUNK_ROWS, KINDS, SIZE, bytes_on_disk, fetched_bytes, 
 from small_files import random_pixels, write_foreign, write_random
 from torch.utils.data import DataLoader
 
-from fastload import ChunkWindow, FastLoader, PackedDataset, Weighted, pack_images
+from fastload import ChunkWindow, FastLoader, PackedDataset, Weighted, inspect_file, pack_images
 from fastload.errors import (
     CacheError,
     DamagedRowError,
@@ -32,6 +32,7 @@ from fastload.errors import (
     OptionError,
     RemoteError,
     ReplacedError,
+    SourceError,
 )
 from fastload.format.header import read_header
 from fastload.format.ragged import Column
@@ -51,7 +52,7 @@ class Served:
         self.folder = server.folder / "data"  # that is served
         self._opened: list[PackedDataset] = []
 
-    def open(self, *, url: str = "", remote: dict[str, Any] | None = None, **options: Any) -> PackedDataset:
+    def open(self, *, url: Any = "", remote: dict[str, Any] | None = None, **options: Any) -> PackedDataset:
         """A dataset of the URL, with a cache of its own for each test."""
         given = Remote(**{"cache": self.cache, "max_bytes": "64MB", **(remote or {})})
         dataset = PackedDataset(url or self.url, remote=given, **options)
@@ -549,3 +550,25 @@ def test_a_cache_needs_a_folder_that_can_be_made(served, tmp_path):
     with pytest.raises(OptionError, match=r"no cache of remote files can be made there .*FASTLOAD_CACHE"):
         data.open(remote={"cache": tmp_path / "file"})
     assert bytes_on_disk(tmp_path / "file") == 0
+
+
+@pytest.mark.parametrize("kind", ["shards", "shards of jpeg"])
+def test_a_list_of_urls_is_read_as_the_index_of_the_files(kind, served, monkeypatch):
+    data = served(kind)
+    names = read_header(data.local).shards.names
+    urls = [f"{data.server.url}/data/{name}" for name in names]
+    dataset = data.open(url=urls)
+    assert_same(epochs(dataset), epochs(PackedDataset([data.local.parent / name for name in names])))
+    monkeypatch.setenv("FASTLOAD_CACHE", str(data.cache))
+    found = inspect_file(urls)
+    assert (found.num_samples, found.num_shards) == (len(dataset), len(names))
+    before = len(data.log())
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again.data_identity() == dataset.data_identity()
+    assert {request["method"] for request in data.log()[before:]} == {"HEAD"}, "the index of them is in the cache"
+    with pytest.raises(OptionError, match=r"part-0.h5: is a file of this machine, and .* is behind a URL"):
+        data.open(url=[data.local.parent / names[0], *urls[1:]])
+    with pytest.raises(SourceError, match=r"is given twice"):
+        data.open(url=[urls[0], urls[0]])
+    whole = data.open(url=[data.url])
+    assert len(whole) == len(dataset) and torch.equal(whole[3][0], dataset[3][0])

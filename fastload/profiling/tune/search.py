@@ -168,7 +168,8 @@ class Search:
         self._data = data = as_input(source)
         self.batch_size = options.batch_size or default_batch_size(len(data.plan_rows))
         # A path, or a URL, to be read again; None: it is no packed file.
-        self._path = _name_of(data.dataset.file) if isinstance(data, PackedInput) else None
+        in_file = isinstance(data, PackedInput) and not data.dataset.file.listed
+        self._path = _name_of(data.dataset.file) if in_file else None
         self._files = data.dataset.file.files if isinstance(data, PackedInput) else []
         if options.cold and self._path is None:
             raise OptionError("cold: only a file can be dropped from the page cache")
