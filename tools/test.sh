@@ -33,7 +33,7 @@ say() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
 
 # The wheel into venv "$1", in place of what was there; its dependencies are there already, or absent on purpose.
 install_wheel() {
-    "$1/bin/python" -m pip install --quiet --no-deps --force-reinstall dist/test/fastload_hdf5-*.whl
+    install_into "$1" --no-deps --force-reinstall dist/test/fastload_hdf5-*.whl
     "$1/bin/python" - "$PWD/$1" <<'PYTHON'
 import sys
 from pathlib import Path
@@ -51,7 +51,7 @@ environment() {
     ensure_venv .venv-test "$python" torch "${core[@]}" "${dev[@]}" "${docs[@]}" || return 1
     # Not beside the others: Ray and more look for torchvision, and fail where its build is for CUDA and torch's for CPUs.
     [[ -d .venv-test/torchvision ]] ||
-        .venv-test/bin/python -m pip install --quiet --no-deps --no-compile -c tools/constraints.txt --target .venv-test/torchvision torchvision ||
+        install_into .venv-test --no-deps -c tools/constraints.txt --target .venv-test/torchvision torchvision ||
         echo "torchvision cannot be installed: the tests of its datasets are skipped"
 }
 
@@ -131,16 +131,16 @@ say "environment for $("$python" -V) in .venv-test, and beside it the wheel and 
 environment >"$logs/environment.log" 2>&1 &
 environment_job=$!
 jobs+=("$environment_job")
-ensure_venv .venv-build "$python" build
-.venv-build/bin/python -m build --wheel --outdir dist/test . >"$logs/build.log" 2>&1 || { cat "$logs/build.log"; exit 1; }
+ensure_venv .venv-build "$python" build 'hatchling>=1.26'
+.venv-build/bin/python -m build --wheel --no-isolation --outdir dist/test . >"$logs/build.log" 2>&1 || { cat "$logs/build.log"; exit 1; }
 other_pythons >"$logs/others.log" 2>&1 &
 others_job=$!
 jobs+=("$others_job")
 wait "$environment_job" || { cat "$logs/environment.log"; exit 1; }
 grep "^torchvision" "$logs/environment.log" || true
 install_wheel .venv-test
-# Its declared dependencies are met by what is installed: pip check reads the wheel's own metadata.
-"$bin/python" -m pip check
+# Its declared dependencies are met by what is installed: that reads the wheel's own metadata.
+.venv-uv/bin/uv pip check --python "$bin/python"
 
 say "ruff"
 "$bin/ruff" check .
