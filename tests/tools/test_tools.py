@@ -40,7 +40,7 @@ class Run(Protocol):
 @pytest.fixture(scope="module")
 def run(warm_python: WarmPython) -> Run:
     def run(*words: object, cwd: Path) -> str:
-        done = warm_python.run(*words, cwd=cwd)
+        done = warm_python.run(Path(__file__).with_name("in_forks.py"), *words, cwd=cwd)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
