@@ -13,10 +13,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/environment.sh
 
-# What other Pythons run, where it works without torch: every command, and each stage that reads or writes bytes. Of the
-# sources those that lean on Python's own library: archives, XML, CSV, and the layouts of folders.
+# What other Pythons run, where it works without torch: every command, and each stage that reads or writes bytes. Which
+# advice and hints commands print depends on no Python. Of the sources those that lean on Python's own library: archives, XML, CSV, and the layouts of folders.
 torch_free=(
-    tests/cli --ignore=tests/cli/test_live.py tests/format tests/images tests/pack/test_golden_bytes.py tests/pack/test_pack.py tests/plan tests/read
+    tests/cli --ignore=tests/cli/test_advice.py --ignore=tests/cli/test_hints.py --ignore=tests/cli/test_live.py tests/format tests/images tests/pack/test_golden_bytes.py tests/pack/test_pack.py tests/plan tests/read
     tests/sources/archives tests/sources/arrays tests/sources/imagenet tests/sources/tables tests/sources/webdataset
     tests/sources/test_folder.py tests/sources/test_layouts.py tests/sources/test_tree.py tests/sources/test_voc.py tests/system tests/timing
 )
