@@ -139,6 +139,8 @@ jobs+=("$others_job")
 wait "$environment_job" || { cat "$logs/environment.log"; exit 1; }
 grep "^torchvision" "$logs/environment.log" || true
 install_wheel .venv-test
+# Compiled once: four runs that begin at the same time would each do it, for 7 s of a core.
+"$bin/python" -c "import torch._dynamo, hypothesis, matplotlib.pyplot, pytest, fastload.loader.loader"
 # Its declared dependencies are met by what is installed: that reads the wheel's own metadata.
 .venv-uv/bin/uv pip check --python "$bin/python"
 
