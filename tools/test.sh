@@ -126,7 +126,7 @@ mapfile -t docs < <(requirements "$python" docs)
 mapfile -t test_core < <(requirements "$python" test-core)
 mapfile -t others < <(find_others)
 
-# One pip keeps one core busy, for minutes. Meanwhile the other one builds the wheel, and runs it on the other Pythons.
+# To install keeps one core busy. Meanwhile the other one builds the wheel, and runs it on the other Pythons.
 say "environment for $("$python" -V) in .venv-test, and beside it the wheel and the other Pythons"
 environment >"$logs/environment.log" 2>&1 &
 environment_job=$!
