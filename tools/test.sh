@@ -78,7 +78,7 @@ other_pythons() {
         version=${other%% *} venv=.venv-test-${other%% *}
         say "tests without torch on Python $version"
         if ! ensure_venv "$venv" "${other#* }" "${core[@]}" "${test_core[@]}"; then
-            echo "SKIPPED: Python $version cannot install the dependencies (pip's reason above)"
+            echo "SKIPPED: Python $version cannot install the dependencies (the reason above)"
             continue
         fi
         install_wheel "$venv" || return 1

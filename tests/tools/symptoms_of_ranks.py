@@ -1,4 +1,4 @@
-"""The symptoms of ranks, and their cures: `python symptoms_of_ranks.py FOLDER`; found.json there has what each returned."""
+"""The symptoms of ranks, and their cures: `python symptoms_of_ranks.py FOLDER` writes FOLDER/found.json."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-import symptoms
 import torch
+
+import symptoms
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
