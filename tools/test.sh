@@ -106,7 +106,7 @@ checks() {
     "$bin/mypy" --strict fastload tests/typing || code=1
     say "docs, warnings as errors"
     DOCS_PYTHON=$bin/python bash tools/docs.sh || code=1
-    say "tests of the benchmarks, tools and ranks"
+    say "tests of the benchmarks, the command line, ranks, sources and tools"
     FASTLOAD_SITE="$PWD/dist/docs" tests_of "${after_checks[@]}" "$@" || code=1
     return "$code"
 }
@@ -149,11 +149,11 @@ say "ruff"
 "$bin/ruff" format --check .
 
 # Four runs at a time, or the cores would idle while a test waits: the main one, two of tests that mostly start processes
-# of their own, and types, docs and then tests of three folders, so that all end at about the same time. What the other
+# of their own, and types, docs and then tests of five folders, so that all end at about the same time. What the other
 # three say comes at the end. Folders whose tests share what takes seconds to make, as Triton's interpreter, are in one.
 of_processes=(tests/faults tests/prefetch tests/transforms)
 of_commands=(tests/export tests/inspection tests/profiling tests/remote tests/repack tests/test_readme.py tests/test_shards.py)
-after_checks=(tests/benchmarks tests/distributed tests/tools)
+after_checks=(tests/benchmarks tests/cli tests/distributed tests/sources tests/tools)
 elsewhere=("${of_processes[@]}" "${of_commands[@]}" "${after_checks[@]}")
 
 tests_of "${of_processes[@]}" "$@" >"$logs/processes.log" 2>&1 &
@@ -176,7 +176,7 @@ end_of() {
 }
 end_of "$processes_job" processes "tests that start processes"
 end_of "$commands_job" commands "tests of commands and profiling"
-end_of "$checks_job" checks "types, docs, and tests of the benchmarks, tools and ranks"
+end_of "$checks_job" checks "types, docs, and tests of the benchmarks, the command line, ranks, sources and tools"
 end_of "$others_job" others "tests on the other Pythons"
 say "skipped"
 grep -h "^SKIPPED" "$logs"/*.log | sort -k 3 || true
