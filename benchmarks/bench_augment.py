@@ -278,7 +278,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     options = parser.parse_args()
     if options.quick:
-        options.rows, options.plain_rows, options.pairs = 256, 128, 1
+        options.rows, options.plain_rows, options.pairs = 64, 64, 1
     multiprocessing.set_start_method("forkserver")  # for both ways: a plain loader would settle it otherwise
     # Imported once, and not by each worker of each epoch, which takes 10 s an epoch and is not measured.
     multiprocessing.set_forkserver_preload(["fastload.prefetch.sample_worker", "cv2"])

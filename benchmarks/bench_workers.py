@@ -242,11 +242,12 @@ class Bench:
         if not packed.exists():
             repack_file(self.path, packed, codec="gzip:1")
         ways = {"": (self.path, LOADER_CODE), "-cold": (self.path, COLD_CODE), "-gzip": (packed, LOADER_CODE)}
-        if self.options.quick:  # four processes, which import torch, and not twelve: two-ranks runs the other code
+        if self.options.quick:  # two processes, which import torch, and not twelve: two-ranks runs the other code
             ways = {"-cold": ways["-cold"]}
         for way, (path, code) in ways.items():
             shared = two_children(code.replace("share=share", 'share="elastic"'), path, self.batch_size)
-            self._ranks(f"elastic{way}", shared, two_children(code, path, self.batch_size))
+            others = shared if self.options.quick else two_children(code, path, self.batch_size)
+            self._ranks(f"elastic{way}", shared, others)
 
     def _ranks(self, figure: str, ours: list[Child], others: list[Child], **about: Any) -> None:
         """Notes the images/s of some processes together over those of others, and ends them all."""

@@ -34,11 +34,14 @@ except ModuleNotFoundError:  # no test that needs a GPU needs it: see `pytest_ig
 # Enough for every run, within the minutes that CI has; FASTLOAD_EXAMPLES=1000 looks longer, and tools/test.sh looks for
 # less long on Pythons that are not its first. No deadline: neighbours on the machine decide how long an example takes.
 if settings is not None:
-    settings.register_profile("fastload", max_examples=int(os.environ.get("FASTLOAD_EXAMPLES", "12")), deadline=None)
+    settings.register_profile("fastload", max_examples=int(os.environ.get("FASTLOAD_EXAMPLES", "8")), deadline=None)
     settings.load_profile("fastload")
 
 # A shell starts what runs behind `&` with Ctrl-C ignored, and children inherit that: tests that send one would hang.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# While modules are imported there is hardly any garbage, and to look for it takes a fifth of the time.
+gc.disable()
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -59,6 +62,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

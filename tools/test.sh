@@ -13,10 +13,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/environment.sh
 
-# What other Pythons run, where it works without torch: every command, and each stage that reads or writes bytes. Of the
-# sources those that lean on Python's own library: archives, XML, CSV, and the layouts of folders.
+# What other Pythons run, where it works without torch: every command, and each stage that reads or writes bytes. Which
+# advice and hints commands print depends on no Python. Of the sources those that lean on Python's own library: archives, XML, CSV, and the layouts of folders.
 torch_free=(
-    tests/cli --ignore=tests/cli/test_live.py tests/format tests/images tests/pack/test_golden_bytes.py tests/pack/test_pack.py tests/plan tests/read
+    tests/cli --ignore=tests/cli/test_advice.py --ignore=tests/cli/test_hints.py --ignore=tests/cli/test_live.py tests/format tests/images tests/pack/test_golden_bytes.py tests/pack/test_pack.py tests/plan tests/read
     tests/sources/archives tests/sources/arrays tests/sources/imagenet tests/sources/tables tests/sources/webdataset
     tests/sources/test_folder.py tests/sources/test_layouts.py tests/sources/test_tree.py tests/sources/test_voc.py tests/system tests/timing
 )
@@ -33,7 +33,7 @@ say() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
 
 # The wheel into venv "$1", in place of what was there; its dependencies are there already, or absent on purpose.
 install_wheel() {
-    "$1/bin/python" -m pip install --quiet --no-deps --force-reinstall dist/test/fastload_hdf5-*.whl
+    install_into "$1" --no-deps --force-reinstall dist/test/fastload_hdf5-*.whl
     "$1/bin/python" - "$PWD/$1" <<'PYTHON'
 import sys
 from pathlib import Path
@@ -51,7 +51,7 @@ environment() {
     ensure_venv .venv-test "$python" torch "${core[@]}" "${dev[@]}" "${docs[@]}" || return 1
     # Not beside the others: Ray and more look for torchvision, and fail where its build is for CUDA and torch's for CPUs.
     [[ -d .venv-test/torchvision ]] ||
-        .venv-test/bin/python -m pip install --quiet --no-deps --no-compile -c tools/constraints.txt --target .venv-test/torchvision torchvision ||
+        install_into .venv-test --no-deps -c tools/constraints.txt --target .venv-test/torchvision torchvision ||
         echo "torchvision cannot be installed: the tests of its datasets are skipped"
 }
 
@@ -78,7 +78,7 @@ other_pythons() {
         version=${other%% *} venv=.venv-test-${other%% *}
         say "tests without torch on Python $version"
         if ! ensure_venv "$venv" "${other#* }" "${core[@]}" "${test_core[@]}"; then
-            echo "SKIPPED: Python $version cannot install the dependencies (pip's reason above)"
+            echo "SKIPPED: Python $version cannot install the dependencies (the reason above)"
             continue
         fi
         install_wheel "$venv" || return 1
@@ -106,7 +106,7 @@ checks() {
     "$bin/mypy" --strict fastload tests/typing || code=1
     say "docs, warnings as errors"
     DOCS_PYTHON=$bin/python bash tools/docs.sh || code=1
-    say "tests of the benchmarks, tools and ranks"
+    say "tests of the benchmarks, the command line, ranks, sources and tools"
     FASTLOAD_SITE="$PWD/dist/docs" tests_of "${after_checks[@]}" "$@" || code=1
     return "$code"
 }
@@ -126,32 +126,34 @@ mapfile -t docs < <(requirements "$python" docs)
 mapfile -t test_core < <(requirements "$python" test-core)
 mapfile -t others < <(find_others)
 
-# One pip keeps one core busy, for minutes. Meanwhile the other one builds the wheel, and runs it on the other Pythons.
+# To install keeps one core busy. Meanwhile the other one builds the wheel, and runs it on the other Pythons.
 say "environment for $("$python" -V) in .venv-test, and beside it the wheel and the other Pythons"
 environment >"$logs/environment.log" 2>&1 &
 environment_job=$!
 jobs+=("$environment_job")
-ensure_venv .venv-build "$python" build
-.venv-build/bin/python -m build --wheel --outdir dist/test . >"$logs/build.log" 2>&1 || { cat "$logs/build.log"; exit 1; }
+ensure_venv .venv-build "$python" build 'hatchling>=1.26'
+.venv-build/bin/python -m build --wheel --no-isolation --outdir dist/test . >"$logs/build.log" 2>&1 || { cat "$logs/build.log"; exit 1; }
 other_pythons >"$logs/others.log" 2>&1 &
 others_job=$!
 jobs+=("$others_job")
 wait "$environment_job" || { cat "$logs/environment.log"; exit 1; }
 grep "^torchvision" "$logs/environment.log" || true
 install_wheel .venv-test
-# Its declared dependencies are met by what is installed: pip check reads the wheel's own metadata.
-"$bin/python" -m pip check
+# Compiled once: four runs that begin at the same time would each do it, for 7 s of a core.
+"$bin/python" -c "import torch._dynamo, hypothesis, matplotlib.pyplot, pytest, fastload.loader.loader"
+# Its declared dependencies are met by what is installed: that reads the wheel's own metadata.
+.venv-uv/bin/uv pip check --python "$bin/python"
 
 say "ruff"
 "$bin/ruff" check .
 "$bin/ruff" format --check .
 
 # Four runs at a time, or the cores would idle while a test waits: the main one, two of tests that mostly start processes
-# of their own, and types, docs and then tests of three folders, so that all end at about the same time. What the other
+# of their own, and types, docs and then tests of five folders, so that all end at about the same time. What the other
 # three say comes at the end. Folders whose tests share what takes seconds to make, as Triton's interpreter, are in one.
 of_processes=(tests/faults tests/prefetch tests/transforms)
 of_commands=(tests/export tests/inspection tests/profiling tests/remote tests/repack tests/test_readme.py tests/test_shards.py)
-after_checks=(tests/benchmarks tests/distributed tests/tools)
+after_checks=(tests/benchmarks tests/cli tests/distributed tests/sources tests/tools)
 elsewhere=("${of_processes[@]}" "${of_commands[@]}" "${after_checks[@]}")
 
 tests_of "${of_processes[@]}" "$@" >"$logs/processes.log" 2>&1 &
@@ -174,7 +176,7 @@ end_of() {
 }
 end_of "$processes_job" processes "tests that start processes"
 end_of "$commands_job" commands "tests of commands and profiling"
-end_of "$checks_job" checks "types, docs, and tests of the benchmarks, tools and ranks"
+end_of "$checks_job" checks "types, docs, and tests of the benchmarks, the command line, ranks, sources and tools"
 end_of "$others_job" others "tests on the other Pythons"
 say "skipped"
 grep -h "^SKIPPED" "$logs"/*.log | sort -k 3 || true

@@ -68,20 +68,20 @@ done
 
 # The wheel of this machine, in a venv of its own and where no compiler is on PATH; pip builds nothing, either.
 wheel=$PWD/$(echo dist/wheels/*"$here".whl)
-install_into() { "$1/bin/python" -m pip install --quiet --only-binary=:all: "${@:2}"; }
+install_wheels_into() { "$1/bin/python" -m pip install --quiet --only-binary=:all: "${@:2}"; }
 check() {
     (cd "$work" && env -i HOME="$work" PATH="$1/bin" "$1/bin/python" "$work/$here/tools/check_install.py" --compiled "${@:2}")
 }
 
 say "installed for packing"
 "$python" -m venv "$work/packing"
-install_into "$work/packing" -r tools/requirements-pack.txt
-install_into "$work/packing" --no-deps "$wheel"
+install_wheels_into "$work/packing" -r tools/requirements-pack.txt
+install_wheels_into "$work/packing" --no-deps "$wheel"
 check "$work/packing" --packing
 
 say "installed for training"
 "$python" -m venv "$work/training"
-install_into "$work/training" -c tools/constraints.txt "$wheel"
+install_wheels_into "$work/training" -c tools/constraints.txt "$wheel"
 "$work/training/bin/python" -m pip check
 check "$work/training"
 

@@ -1,6 +1,7 @@
 """benchmarks/gpu.py, whose sections are forks of this process; see forks.py.
 
-torch._dynamo, which the first optimizer imports, is imported before. Nothing else of a section is.
+torch._dynamo, which the first optimizer imports, is imported before. Nothing else of a section is. Ranks that a
+section starts are forks, too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy
 import torch._dynamo
+import torch.multiprocessing
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from forks import Fork, in_the_place_of
@@ -25,5 +27,6 @@ import gpu  # noqa: E402  its folder is on the path from here on
 PRELOADED = numpy, torch
 
 gc.freeze()  # as in tests/warm_python.py
+torch.multiprocessing.spawn = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
 gpu.subprocess = in_the_place_of(functools.partial(Fork, modules=("gpu",)))
 sys.exit(gpu.main())

@@ -307,6 +307,7 @@ def test_killed_at_any_step_the_same_command_gives_the_same_bytes(tmp_path, imag
             output.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meanwhile", ["nothing", "another seed", "an image changes"])
 def test_killed_after_the_rename_the_report_names_what_was_skipped_and_another_pack_is_not_taken_for_it(
     tmp_path, image_folder, meanwhile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,23 +13,15 @@ import torch
 import symptoms
 import train
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.resolve().parents[1]
 
 
 @pytest.mark.slow
-def test_ranks_fail_as_shown_and_finish_when_cured(tmp_path, monkeypatch):
-    # on_ranks sets them where they are not; taken back here.
-    given = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_DISTRIBUTED_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    path = symptoms.make_file(tmp_path, 41, 8)
-    monkeypatch.setattr(symptoms, "LIMIT_S", 900.0)
-    unused = [(symptoms.unused_rank, 300.0, (path, way)) for way in symptoms.UNUSED_CURES]
-    uneven = [(symptoms.uneven_rank, 300.0, (path, ends)) for ends in ("drop", "pad", "exact")]
-    hang = (symptoms.uneven_rank, 10.0, (path, None))  # no rank is so much later than another, unless it never comes
-    shown, found, static, drop, pad, exact, (waits, finishes) = symptoms.on_ranks(
-        tmp_path, (symptoms.unused_rank, 300.0, (path, {})), *unused, *uneven, hang
-    )
+def test_ranks_fail_as_shown_and_finish_when_cured(warm_python, tmp_path):
+    warm_python.finish(HERE / "in_forks.py", HERE / "symptoms_of_ranks.py", tmp_path, cwd=tmp_path)
+    found_of_ranks = json.loads((tmp_path / "found.json").read_text())
+    shown, found, static, drop, pad, exact, (waits, finishes) = found_of_ranks
     for of_rank in shown:
         assert of_rank["steps"] == 1
         assert of_rank["error"].startswith("Expected to have finished reduction in the prior iteration")
