@@ -49,7 +49,7 @@ def read_all(url: str, shard: int | None = None) -> bool:
     """Reads all rows, or those of a shard, which come into the cache; returns whether there were any."""
     dataset = PackedDataset(url)
     shards = dataset.file.shards
-    rows = range(len(dataset)) if shard is None or shards is None else shards.rows_of(shard)[1].tolist()
+    rows = range(len(dataset)) if shard is None else shards.rows_of(shard)[1].tolist()
     found = [dataset[row] for row in rows]
     dataset.file.remote.close()
     return len(found) > 0

@@ -53,8 +53,7 @@ def byte_of(path: Path, name: str, row: int = 0) -> int:
 
 
 def shard_of(path: Path) -> Path:
-    shards = read_header(path).shards
-    return path.parent / shards.names[0] if shards is not None else path
+    return read_header(path).files[0]
 
 
 def epoch(source: Any, **options: Any) -> list[list[torch.Tensor]]:
