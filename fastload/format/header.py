@@ -113,10 +113,8 @@ class FileIdentity(NamedTuple):
         return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
-class RemoteFile(Protocol):
-    """The source of an index's shards that are sparse files in a cache of this machine."""
-
-    url: str
+class ShardFiles(Protocol):
+    """Where the files of a dataset's shards are."""
 
     def holding_header(self, shard: int) -> AbstractContextManager[None]:
         """Returns a context within which all of a shard but the chunks of its large fields is in its file."""
@@ -127,12 +125,47 @@ class RemoteFile(Protocol):
         ...
 
     def path(self, shard: int) -> Path:
-        """Returns the file of a shard."""
+        """Returns the file of a shard. MissingFileError, FormatError: there is none, or it may not be read."""
         ...
 
     def url_of(self, shard: int) -> str:
-        """Returns the URL of a shard, without secrets."""
+        """Returns the URL of a shard, without secrets; "" for a file of this machine."""
         ...
+
+
+class RemoteFile(ShardFiles, Protocol):
+    """The source of shards that are sparse files in a cache of this machine."""
+
+    url: str
+
+
+class LocalShards:
+    """The shards of an index that are files of this machine, all of them there."""
+
+    def __init__(self, index: PackedFile) -> None:
+        self._index = index
+
+    def holding_header(self, shard: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def holding_rows(self, shard: int, name: str, first: int, stop: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def path(self, shard: int) -> Path:
+        name, folder = self._index.shards.names[shard], self._index.path.absolute().parent
+        if not is_below(path := folder / name, folder):
+            raise FormatError(
+                f"{self._index.path}: its shard {name} is a link that leaves the folder; refused as unsafe."
+            )
+        if not path.exists():
+            raise MissingFileError(
+                f"{self._index.name}: its shard {name} is missing. Copy it there, or make the index of the shards that "
+                f"are there."
+            )
+        return path
+
+    def url_of(self, shard: int) -> str:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -182,6 +215,11 @@ class PackedFile:
     def place(self) -> Path:
         """A file of this machine that says on which file system its rows are."""
         return self.files[0] if self.listed and self.remote is None else self.path
+
+    @property
+    def shard_files(self) -> ShardFiles:
+        """Where the files of its shards are."""
+        return self.remote or LocalShards(self)
 
     @property
     def files(self) -> list[Path]:
@@ -291,9 +329,10 @@ def read_shard(index: PackedFile, number: int) -> PackedFile:
         return index
     known = _shard_headers.setdefault(index, {})
     if (found := known.get(number)) is not None:
-        moved = index.remote is not None and found.path != index.remote.path(number)
-        with suppress(OSError):
-            if not moved and found.identity.fits(FileIdentity.of(os.stat(found.path))):
+        with suppress(OSError, FormatError, MissingFileError):
+            if found.path == index.shard_files.path(number) and found.identity.fits(
+                FileIdentity.of(os.stat(found.path))
+            ):
                 return found
     if len(known) >= _MOST_HEADERS:
         known.clear()
@@ -331,19 +370,10 @@ _shard_headers: weakref.WeakKeyDictionary[PackedFile, dict[int, PackedFile]] = w
 
 
 def _read_shard(index: PackedFile, number: int) -> PackedFile:
-    shards = index.shards
-    name, folder = shards.names[number], index.path.absolute().parent
-    if not is_below(path := folder / name, folder):
-        raise FormatError(f"{index.path}: its shard {name} is a link that leaves the folder; refused as unsafe.")
-    try:
-        with index.remote.holding_header(number) if index.remote is not None else nullcontext():
-            found = read_header(index.remote.path(number) if index.remote is not None else path)
-    except MissingFileError as exc:
-        if index.remote is not None:
-            raise
-        raise MissingFileError(
-            f"{index.name}: its shard {name} is missing. Copy it there, or make the index of the shards that are there."
-        ) from exc
+    shards, files = index.shards, index.shard_files
+    name = shards.names[number]
+    with files.holding_header(number):
+        found = read_header(files.path(number))
     then = (int(shards.num_rows[number]), int(shards.num_bytes[number]), shards.digests[number])
     if (found.num_rows, found.identity.size, found.header_digest) != then:
         raise FileChangedError(
@@ -351,8 +381,8 @@ def _read_shard(index: PackedFile, number: int) -> PackedFile:
             f"bytes and the digest {then[2]} then, {found.num_rows:,}, {found.identity.size:,} and "
             f"{found.header_digest} now. Copy the right one there, or make the index again: `fastload index`."
         )
-    if index.remote is not None:
-        return replace(found, identity=found.identity._replace(mtime_ns=-1), url=index.remote.url_of(number))
+    if url := files.url_of(number):
+        return replace(found, identity=found.identity._replace(mtime_ns=-1), url=url)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -53,8 +53,7 @@ class ShardedColumn:
         for number in np.unique(numbers).tolist():
             wanted = there[here := numbers == number]
             first, stop = int(wanted.min()), int(wanted.max()) + 1
-            remote = self._index.remote
-            held = remote.holding_rows(number, self._name, first, stop) if remote is not None else nullcontext()
+            held = self._index.shard_files.holding_rows(number, self._name, first, stop)
             with held, open_columns(read_shard(self._index, number)) as hdf5:
                 found[here] = hdf5[self._name][(slice(first, stop), *rest)][wanted - first]
         if self._name == "split":
