@@ -25,13 +25,12 @@ from fastload.errors import ImageError, SourceError
 from fastload.format.ragged import Column
 from fastload.format.texts import CAPTION, count_name, text_arrays
 from fastload.sources.assemble import Draft, Samples, Splits, stem_of
-from fastload.sources.coco.instances import INSTANCES, PANOPTIC, walk_json
 from fastload.sources.listing import SPLITS, SourceOptions, first_few
 from fastload.sources.tables.frame import plain_name
 from fastload.sources.tables.image_index import ImageIndex, folder_splits
 from fastload.sources.tree import Tree, key_of
 from fastload.system.machine import available_memory
-from fastload.system.text import text_of
+from fastload.system.text import text_of, walk_json
 
 _LARGE = 2**28  # bytes of a column from which on it is compared with what its texts take
 _MOST_TIMES = 16  # their bytes that a large column may have: COCO's take 6.5, Flickr30k's 9
@@ -39,6 +38,14 @@ _HEAD = 2**16
 
 _USUAL = "caption captions text texts sentence sentences comment comments description descriptions alt_text".split()
 """Usual names of a column of captions, likeliest first; any but the first two may hold classes as well."""
+
+
+INSTANCES = re.compile(
+    r"(?:^|/)(?:(?:instances|(?P<keypoints>person_keypoints))_([^/]+)\.json|(?:([^/]+)/)?_annotations\.coco\.json)$"
+)
+"""Names of the files, with the split in the name or in the folder."""
+PANOPTIC = re.compile(r"(?:^|/)panoptic_([^/]+)\.json$")
+"""Names of panoptic files."""
 
 
 # Captions as columns.

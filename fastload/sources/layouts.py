@@ -18,29 +18,29 @@ from fastload.sources import (
     captions,
     celeba,
     cityscapes,
+    coco,
     cub,
     exported,
     folder,
     foreign,
+    imagenet,
     library,
     mask_folders,
     mnist,
+    parquet,
     voc,
+    webdataset,
     yolo,
 )
 from fastload.sources.arrays import hdf5, npy
-from fastload.sources.arrow import parquet
 from fastload.sources.assemble import Draft, Samples, assemble
 from fastload.sources.box_forms import with_box_forms
-from fastload.sources.coco import coco
-from fastload.sources.imagenet import imagenet
 from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.records import mds, tfrecord
 from fastload.sources.signs import around_source, passed_over, refuse_by_signs
 from fastload.sources.tables import image_tables, manifest
 from fastload.sources.tree import Tree, key_of
-from fastload.sources.webdataset import webdataset
 
 Source = Callable[[Draft, Tree, SourceOptions], Samples]
 """Returns the samples of a tree of one layout, and adds notes and left-out samples to the draft.

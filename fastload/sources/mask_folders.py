@@ -24,7 +24,7 @@ from fastload.sources.paired import Found, MaskKind, Paired, add_file, list_pair
 from fastload.sources.pairing import Pairing, files_of, find_pairs, pairs_of_photos, split_of_folder
 from fastload.sources.signs import Sign, pack_command
 from fastload.sources.tree import Tree, key_of
-from fastload.sources.webdataset.webdataset import webdataset_evidence
+from fastload.sources.webdataset import webdataset_evidence
 from fastload.system.advice import advice
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet")

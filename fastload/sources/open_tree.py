@@ -13,6 +13,8 @@ import numpy as np
 
 from fastload.errors import MissingFileError, SourceError
 from fastload.remote.paths import ObjectPath, path_of
+from fastload.sources.archives import list_archive
+from fastload.sources.bucket import lone_file, open_bucket
 from fastload.sources.foreign import SHARD_NAME
 from fastload.sources.listing import first_few
 from fastload.sources.tree import FolderFiles, Tree, hidden_note, is_hidden, is_image, is_library, key_of, walk_order
@@ -79,9 +81,6 @@ def open_tree(path: str | Path | Tree) -> Tree:
         raise SourceError(f"{path} is a pipe or device. Give a folder, or a file with the same content.")
     if path.name.lower().endswith(_SHEETS):
         raise SourceError(f"{path} is a spreadsheet, which is not read. Save it as CSV, and give that.")
-    # Imported here: a folder is listed without zipfile, tarfile and lzma.
-    from fastload.sources.archives.archive import list_archive
-
     return list_archive(path)
 
 
@@ -91,10 +90,6 @@ def _is_table(path: Path) -> bool:
 
 
 def _open_url(path: ObjectPath) -> Tree:
-    # Imported here, with the archives: a folder of this machine is listed without them.
-    from fastload.sources.archives.archive import list_archive
-    from fastload.sources.bucket import lone_file, open_bucket
-
     found = open_bucket(path)
     if isinstance(found, Tree):
         return found

@@ -24,7 +24,7 @@ from fastload import PackedDataset, pack_images
 from fastload.errors import FormatError, ImageError, SourceError
 from fastload.format.ragged import Column
 from fastload.sources.box_forms import BoxSlots
-from fastload.sources.coco.coco import fill_polygon
+from fastload.sources.coco import fill_polygon
 from fastload.sources.layouts import list_source
 from fastload.sources.open_tree import open_tree
 

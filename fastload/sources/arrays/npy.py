@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.archives.members import LOCAL_HEADER, content_offset
+from fastload.sources.archives import LOCAL_HEADER, content_offset
 from fastload.sources.arrays.named import NamedArray, samples_of_arrays
 from fastload.sources.arrays.raw_rows import npy_header
 from fastload.sources.assemble import Draft, Samples
 from fastload.sources.listing import SPLITS, SourceOptions, first_few, split_of_parts
 from fastload.sources.tree import Tree, key_of
-from fastload.sources.webdataset.webdataset import webdataset_evidence
+from fastload.sources.webdataset import webdataset_evidence
 from fastload.system.machine import available_memory
 
 if TYPE_CHECKING:

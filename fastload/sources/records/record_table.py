@@ -19,15 +19,14 @@ from fastload.format.ragged import Column
 from fastload.images.image_header import KINDS, ImageHeader, check_size, header_of_pixels, looks_like_image
 from fastload.remote.paths import ObjectPath
 from fastload.remote.ranges import open_binary
-from fastload.sources.arrow.shards import UnpackedImages
 from fastload.sources.assemble import Draft, Samples, Splits, fill_value, keys_in_shards
 from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
 from fastload.sources.listing import Files, Masks, Reader, SourceOptions, first_few, split_of_shard
-from fastload.sources.spans import FileSpans, JoinedFiles, ListedFile, ListedObject
+from fastload.sources.spans import FileSpans, JoinedFiles, ListedFile, ListedObject, UnpackedImages
 from fastload.sources.tables.frame import IMAGES, LABELS, Frame, columns_of, plain_name, usual_names
 from fastload.sources.tables.read_table import Values, other, values_of
 from fastload.sources.tree import Tree, key_of
-from fastload.sources.webdataset.samples import MASK_WORDS
+from fastload.sources.webdataset import MASK_WORDS
 
 _BLOCK_BYTES, _AHEAD = 2**20, 8  # of a shard behind a URL
 _PROBED = 16  # blobs of a field by which it is known whether they are images

@@ -36,7 +36,7 @@ from fastload.plan.cursor import EpochCursor
 from fastload.plan.echo_schedule import EchoSchedule
 from fastload.plan.epoch import EpochPlan
 from fastload.profiling.doctor.loader_records import Records
-from fastload.sources.imagenet.devkit import parse_ground_truth, read_devkit
+from fastload.sources.imagenet import parse_ground_truth, read_devkit
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import Arrays, Files, Listing, SourceOptions
 from fastload.sources.open_tree import open_tree

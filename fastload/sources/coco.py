@@ -15,28 +15,594 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
 from fastload.format.ragged import Column
-from fastload.images.decode import upright
+from fastload.images.decode import read_mask, upright
 from fastload.images.fit import Target, resample_mask
 from fastload.images.image_header import ImageHeader, check_size, header_of_pixels, probe_image
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
-from fastload.sources.box_forms import BoxSlots
-from fastload.sources.captions import captions_of
-from fastload.sources.coco.instances import INSTANCES, PANOPTIC, Instances, join_instances, read_instances
-from fastload.sources.coco.panoptic import Panoptic, join_panoptic, panoptic_masks, read_panoptic, segment_columns
+from fastload.sources.box_forms import CORNERS, SIZED, BoxSlots, declared_size, reaches_out, sized_boxes
+from fastload.sources.captions import INSTANCES, PANOPTIC, captions_of
 from fastload.sources.keypoints import keypoints_column
 from fastload.sources.listing import SPLITS, BoxesOf, BoxForm, Files, Masks, SourceOptions, first_few
 from fastload.sources.mask_classes import type_of_numbers
 from fastload.sources.tree import Tree, key_of
 from fastload.system.advice import advice
+from fastload.system.text import text_of, walk_json
+
+# The arrays of Instances that hold annotations, one behind the other; but for `image`, whose numbers count images.
+_ARRAYS = ("category", "crowd", "boxes", "areas", "rings", "ring_sizes", "points", "runs", "lengths")
+
+
+@dataclass(frozen=True, eq=False)
+class Instances:
+    """The content of one file: N images, categories by ascending id, and A annotations in the order of the file."""
+
+    names: list[str]  # file_name of each image
+    image_ids: NDArray[np.int64]  # (N,), id of each image
+    sizes: NDArray[np.int64]  # (N, 2), height and width of each image; 0 if unknown
+    category_ids: tuple[int, ...]  # ascending
+    category_names: tuple[str, ...]
+    bad: list[tuple[int, str]]  # (index of the image or -1, reason) of annotations that are wrong
+    image: NDArray[np.int64]  # (A,), index in `names` of each annotation's image; -1 if the annotation is bad
+    category: NDArray[np.int64]  # (A,), index in `category_ids` of each annotation's category
+    crowd: NDArray[np.uint8]  # (A,), 1 for a crowd
+    boxes: NDArray[np.float64]  # (A, 4), x, y, width, height
+    areas: NDArray[np.float64]  # (A,), area of each annotation; of its box if the file gives none
+    rings: NDArray[np.int64]  # (A,), number of polygons; 0 throughout if regions are not asked for
+    ring_sizes: NDArray[np.int64]  # how many numbers of `points` each polygon has
+    points: NDArray[np.float32]  # x, y, x, y, ...
+    runs: NDArray[np.int64]  # (A,), how many of `lengths` each has; 0 throughout if regions are not asked for
+    lengths: NDArray[np.uint32]  # pixels of background and region in turn, down the columns
+    keypoints: NDArray[np.float32]  # (A, K, 3), x, y, visibility; K is the most of any annotation, 0 without any
+    # Names and skeleton (pairs of their numbers, from 0) of each kind of keypoints among the categories
+    kinds_of_keypoints: tuple[tuple[tuple[str, ...], tuple[tuple[int, int], ...]], ...] = ()
+    made_boxes: int = 0  # how many annotations have no box but a region, whose bounds are taken
+    outside: dict[int, str] = field(default_factory=dict)  # index of an image -> its first box that reaches out of it
+
+    @property
+    def categories(self) -> tuple[Any, ...]:
+        """All that the file says of its categories."""
+        return self.category_ids, self.category_names, self.kinds_of_keypoints
+
+
+def read_instances(data: bytes, where: str, with_regions: bool, boxes: BoxForm = "auto") -> Instances:
+    """Returns the images, categories and annotations of a file; `where` is its path, which SourceError names.
+
+    `boxes` is the form of its boxes, x, y, width and height by default.
+    """
+    content = Content(where, with_regions, boxes)
+    content.read(data)
+    return content.resolve()
+
+
+def join_instances(files: list[Instances], kept: list[NDArray[np.bool_]]) -> Instances:
+    """Returns the content of several files with the same categories as one, file by file.
+
+    It has the images `kept`, bool (N,) for each file, and all annotations; other images' have -1 as `image`.
+    """
+    every = np.concatenate(kept)
+    number = np.where(every, np.cumsum(every) - 1, -1)
+    parts = np.split(number, np.cumsum([len(keep) for keep in kept])[:-1])
+    most = max(file.keypoints.shape[1] for file in files)
+    joined: dict[str, Any] = {name: np.concatenate([getattr(file, name) for file in files]) for name in _ARRAYS}
+    return replace(
+        files[0],
+        **joined,
+        keypoints=np.concatenate([with_room(file.keypoints, most) for file in files]),
+        made_boxes=sum(file.made_boxes for file in files),
+        names=[file.names[i] for file, keep in zip(files, kept, strict=True) for i in np.flatnonzero(keep).tolist()],
+        image_ids=np.concatenate([file.image_ids for file in files])[every],
+        sizes=np.concatenate([file.sizes for file in files])[every],
+        image=np.concatenate([np.append(part, -1)[file.image] for file, part in zip(files, parts, strict=True)]),
+        bad=[],
+    )
+
+
+def with_room(keypoints: NDArray[np.float32], most: int) -> NDArray[np.float32]:
+    """Returns keypoints, (A, K, 3), as (A, most, 3)."""
+    return np.pad(keypoints, ((0, 0), (0, most - keypoints.shape[1]), (0, 0)))
+
+
+class Content:
+    """A file as it is read. Ids are resolved at the end: in COCO's files categories follow the annotations."""
+
+    def __init__(self, where: str, with_regions: bool, boxes: BoxForm = "auto") -> None:
+        self._where, self._with_regions, self._box_form = where, with_regions, boxes
+        self._names: list[str] = []
+        self._sizes = array("q")
+        self._index: dict[int, int] = {}  # id -> number of an image
+        self._categories: dict[int, str] = {}
+        self._ids: list[str] = []
+        self._made_boxes = 0
+        self._keypoints = array("f")  # x, y, visibility, x, ...
+        self._with_keypoints: list[tuple[int, int]] = []  # number of an annotation, and of its keypoints
+        self._kinds: dict[int, tuple[tuple[str, ...], tuple[tuple[int, int], ...]]] = {}  # names, skeleton, by category
+        # By annotation: image, category, crowd, rings, runs, and height and width of its runs; box and area
+        self._integers, self._floats = array("q"), array("d")
+        self._ring_sizes, self._points, self._lengths = array("q"), array("f"), array("I")
+        self._bad: list[tuple[Any, str]] = []
+
+    def read(self, data: bytes) -> None:
+        """Adds a file's content; SourceError says what is wrong with it as a whole."""
+        where = self._where
+        add = {"images": self.add_image, "annotations": self.add_annotation, "categories": self.add_category}
+        seen = set()
+        try:
+            text = data.decode("utf-8-sig")
+            del data
+            for name, number, item in walk_json(text):
+                seen.add(name)
+                if number < 0 or name not in add:
+                    continue
+                if not isinstance(item, dict):
+                    raise SourceError(f"{where}: {name}[{number}] is {item!r:.60}, expected an object. Fetch it again.")
+                add[name](number, item)
+        except SourceError:
+            raise
+        except (ValueError, RecursionError) as exc:
+            raise SourceError(f"{where} is not well-formed JSON: {exc}. Fetch it again.") from exc
+        if lacking := [name for name in add if name not in seen]:
+            raise SourceError(
+                f"{where} has no {' and no '.join(lacking)}, so it is no annotations file of COCO. Fetch it again, or "
+                "move it away."
+            )
+
+    def _named(self, item: dict[str, Any], where: str, name: str, known: Collection[int], kind: str) -> tuple[int, str]:
+        """Returns id and name of an image or category; the name is text that UTF-8 can hold, unlike JSON's."""
+        number, value = item.get("id"), item.get(name)
+        if not is_int(number) or not isinstance(value, str):
+            why = "" if is_int(number) else f"; {_whole_ids(number)}"
+            raise SourceError(f"{where} has id {number!r:.80} and {name} {value!r:.80}{why}. Fix the file.")
+        if number in known:
+            raise SourceError(f"{where}: {kind} id {number} occurs a second time, for {value}. Fix the file.")
+        return number, text_of(value)
+
+    def add_image(self, at: int, item: dict[str, Any]) -> None:
+        where = f"{self._where}: images[{at}]"
+        number, name = self._named(item, where, "file_name", self._index, "image")
+        given = item.get("height") or 0, item.get("width") or 0
+        size = declared_size(*given)
+        if given != (0, 0) and size == (0, 0):
+            raise SourceError(
+                f"{where} ({name:.200}) has the height {given[0]!r:.40} and width {given[1]!r:.40}. Fix the file."
+            )
+        self._index[number] = len(self._names)
+        self._names.append(name)
+        self._sizes.extend(size)
+
+    def add_category(self, at: int, item: dict[str, Any]) -> None:
+        number, name = self._named(item, f"{self._where}: categories[{at}]", "name", self._categories, "category")
+        self._categories[number] = name
+        if points := item.get("keypoints"):
+            if not isinstance(points, list) or not all(isinstance(point, str) for point in points):
+                raise SourceError(f"{self._where}: categories[{at}] has keypoints that are no names. Fix the file.")
+            bones = item.get("skeleton") or []
+            if not isinstance(bones, list) or not all(_is_bone(bone, len(points)) for bone in bones):
+                raise SourceError(
+                    f"{self._where}: categories[{at}] has a skeleton that is no list of pairs of its {len(points)} "
+                    "keypoints, counted from 1. Fix the file."
+                )
+            self._kinds[number] = tuple(map(text_of, points)), tuple((a - 1, b - 1) for a, b in bones)
+
+    def add_annotation(self, number: int, item: dict[str, Any]) -> None:
+        name = f"annotation {str(item.get('id', f'number {number}'))[:40]}"
+        image, category, box = item.get("image_id"), item.get("category_id"), item.get("bbox")
+        try:
+            if not is_int(image):
+                raise ValueError(f"has image id {image!r:.80}; {_whole_ids(image)}")
+            if not is_int(category):
+                raise ValueError(f"has category id {category!r:.80}; {_whole_ids(category)}")
+            region = item.get("segmentation")
+            rings, lengths, size = parse_region(region) if self._with_regions else ([], [], (0, 0))
+            if not box and not region:
+                raise ValueError("has neither a bbox nor a segmentation")
+            if not box:
+                box = bounds_of(*parse_region(region))
+                self._made_boxes += 1
+            else:
+                box = _checked_box(box, self._box_form)
+            area = item.get("area", box[2] * box[3])
+            if not is_number(area):
+                raise ValueError(f"has the area {area!r:.80}")
+            crowd = item.get("iscrowd")
+            if crowd not in (None, 0, 1):
+                raise ValueError(f"has iscrowd {crowd!r:.80}, expected 0 or 1")
+            keypoints = _checked_keypoints(item["keypoints"]) if item.get("keypoints") else []
+        except ValueError as exc:
+            self._bad.append((image, f"{name} {exc}"))
+            return
+        if keypoints:
+            self._with_keypoints.append((len(self._ids), len(keypoints) // 3))
+            self._keypoints.extend(keypoints)
+        self._ids.append(name)
+        self._integers.extend((image, category, int(crowd or 0), len(rings), len(lengths), *size))
+        self._floats.extend((*box, area))
+        for ring in rings:
+            self._points.extend(ring)
+            self._ring_sizes.append(len(ring))
+        self._lengths.extend(lengths)
+
+    def resolve(self) -> Instances:
+        categories = dict(sorted(self._categories.items()))
+        index = {number: i for i, number in enumerate(categories)}
+        integers = np.array(self._integers, np.int64).reshape(-1, 7)
+        floats = np.array(self._floats, np.float64).reshape(-1, 5)
+        sizes = np.array(self._sizes, np.int64).reshape(-1, 2)
+        image = np.array([self._index.get(number, -1) for number in integers[:, 0].tolist()], np.int64)
+        category = np.array([index.get(number, -1) for number in integers[:, 1].tolist()], np.int64)
+        bad = [(self._index.get(at, -1) if is_int(at) else -1, reason) for at, reason in self._bad]
+        good = (image >= 0) & (category >= 0)
+        for row in np.flatnonzero((integers[:, 5] > 0) & (image >= 0)).tolist():
+            (height, width), (rows, columns) = sizes[image[row]].tolist(), integers[row, 5:].tolist()
+            if (rows, columns) != (height, width):
+                why = f"has runs of {columns}x{rows} for an image of {width}x{height} (width x height)"
+                bad.append((int(image[row]), f"{self._ids[row]} {why}"))
+                good[row] = False
+        for row in np.flatnonzero((image < 0) | (category < 0)).tolist():
+            which, number = ("image", integers[row, 0]) if image[row] < 0 else ("category", integers[row, 1])
+            bad.append((int(image[row]), f"{self._ids[row]} has {which} id {number}, which is not listed"))
+        for at, count in self._with_keypoints:
+            named = len(self._kinds.get(int(integers[at, 1]), ((),))[0])
+            if named and named != count and good[at]:
+                why = f"has {count} keypoints, its category has names for {named}"
+                bad.append((int(image[at]), f"{self._ids[at]} {why}"))
+                good[at] = False
+        keypoints = np.zeros((len(integers), max([0, *(count for _, count in self._with_keypoints)]), 3), np.float32)
+        values, begin = np.array(self._keypoints, np.float32).reshape(-1, 3), 0
+        for at, count in self._with_keypoints:
+            keypoints[at, :count] = values[begin : begin + count]
+            begin += count
+        limits = np.append(np.where(sizes > 0, sizes, np.inf)[:, ::-1], [[np.inf, np.inf]], axis=0)[image]
+        out = good & reaches_out(floats[:, :4], "xywh", limits).any(axis=1)
+        return Instances(
+            names=self._names,
+            image_ids=np.array(list(self._index), np.int64),
+            sizes=sizes,
+            category_ids=tuple(categories),
+            category_names=tuple(categories.values()),
+            bad=bad,
+            image=np.where(good, image, -1),
+            category=category,
+            crowd=integers[:, 2].astype(np.uint8),
+            boxes=floats[:, :4],
+            areas=floats[:, 4],
+            rings=integers[:, 3],
+            ring_sizes=np.array(self._ring_sizes, np.int64),
+            points=np.array(self._points, np.float32),
+            runs=integers[:, 4],
+            lengths=np.array(self._lengths, np.uint32),
+            keypoints=keypoints,
+            kinds_of_keypoints=tuple(dict.fromkeys(self._kinds[number] for number in sorted(self._kinds))),
+            made_boxes=self._made_boxes,
+            outside={int(image[row]): self._ids[row] for row in reversed(np.flatnonzero(out).tolist())},
+        )
+
+
+def parse_region(value: Any) -> tuple[list[list[float]], list[int], tuple[int, int]]:
+    """Returns polygons, or run lengths and their height and width (else 0, 0); all are empty for no segmentation.
+
+    ValueError says what is wrong; the message continues "annotation 7 ...".
+    """
+    if isinstance(value, dict):
+        size, counts = value.get("size"), value.get("counts")
+        if not isinstance(size, list) or len(size) != 2 or not all(is_int(side) and 0 < side < 2**31 for side in size):
+            raise ValueError(f"has runs of size {size!r:.80}")
+        if isinstance(counts, str):
+            counts = decode_counts(counts)
+        if not isinstance(counts, list) or not all(is_int(length) and 0 <= length < 2**32 for length in counts):
+            raise ValueError("has runs with lengths that are none")
+        if sum(counts) != size[0] * size[1]:
+            raise ValueError(f"has runs of {sum(counts)} pixels for a size of {size[1]}x{size[0]}")
+        return [], counts, (size[0], size[1])
+    if not isinstance(value, list | None):
+        raise ValueError(f"has the region {value!r:.60}")
+    for ring in value or []:
+        if not isinstance(ring, list) or len(ring) % 2 or not _are_numbers(ring):
+            raise ValueError(f"has the polygon {ring!r:.60}")
+        if len(ring) in (2, 4):
+            also = "; cocoapi takes it for a box x, y, width, height: write out its corners" if len(ring) == 4 else ""
+            raise ValueError(f"has the polygon {ring!r:.60} of {len(ring) // 2} corners, which has no area{also}")
+    return value or [], [], (0, 0)
+
+
+def bounds_of(rings: list[list[float]], lengths: list[int], size: tuple[int, int]) -> list[float]:
+    """Returns the box around polygons, or around the pixels of run lengths: x, y, width, height."""
+    if size != (0, 0):
+        ends = np.cumsum(lengths)
+        first, last = (ends - lengths)[1::2], ends[1::2] - 1
+        first, last = first[first <= last], last[first <= last]
+        if not len(first):
+            return [0.0, 0.0, 0.0, 0.0]
+        (left, top), (right, bottom) = divmod(first, size[0]), divmod(last, size[0])
+        whole = bool((left != right).any())  # a run down to the foot of a column goes on at the top of the next
+        low, high = (0, size[0]) if whole else (int(top.min()), int(bottom.max()) + 1)
+        return [float(left.min()), float(low), float(right.max() + 1 - left.min()), float(high - low)]
+    xs, ys = ([number for ring in rings for number in ring[at::2]] for at in (0, 1))
+    return [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)] if xs else [0.0, 0.0, 0.0, 0.0]
+
+
+def _checked_box(box: Any, form: BoxForm) -> list[float]:
+    """Returns a box of a form as x, y, width, height; ValueError says which value is wrong."""
+    if not isinstance(box, list) or len(box) != 4:
+        raise ValueError(f"has the box {box!r:.80}, expected a list of four numbers")
+    if form in ("auto", "xywh") and all(map(is_number, box)) and box[2] >= 0 <= box[3]:
+        return box
+    names = CORNERS if form == "xyxy" else SIZED
+    if wrong := [f"{name} is {value!r:.40}" for name, value in zip(names, box, strict=True) if not is_number(value)]:
+        raise ValueError(f"has the box {box!r:.80}, whose {wrong[0]}, no number")
+    sized: list[float] = box if form in ("auto", "xywh") else sized_boxes(np.array(box, np.float64), form).tolist()
+    for name, size in zip(("width", "height"), sized[2:], strict=True):
+        if size < 0:
+            said = "" if form == "auto" else f", as {form},"
+            raise ValueError(f"has the box {box!r:.80}, whose {name}{said} is {size:g}, less than 0")
+    return sized
+
+
+def _checked_keypoints(values: Any) -> list[float]:
+    """Returns x, y, visibility, x, ... of an annotation; ValueError continues "annotation 7 ..."."""
+    if not isinstance(values, list) or len(values) % 3 or not _are_numbers(values):
+        count = f" of {len(values)} numbers" if isinstance(values, list) else ""
+        raise ValueError(f"has keypoints{count} that are no triples x, y, visibility: {values!r:.60}")
+    if wrong := [number for number in values[2::3] if number not in (0, 1, 2)]:
+        raise ValueError(f"has a keypoint of visibility {wrong[0]!r:.40}, expected 0, 1 or 2")
+    return values
+
+
+def _is_bone(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(is_int(end) and 1 <= end <= count for end in value)
+
+
+def _whole_ids(value: object) -> str:
+    """Returns why an id is invalid, as part of a sentence."""
+    plain = isinstance(value, str) and value.strip().lstrip("-").isdigit()
+    write = f": write {value.strip()} without quotes" if plain and isinstance(value, str) else ""
+    return f"ids of images, categories and annotations are whole numbers{write}"
+
+
+def decode_counts(counts: str) -> list[int]:
+    """Returns the run lengths in COCO's compressed string; raises ValueError for any other.
+
+    Each character holds 5 bits, low ones first, and a bit for whether more follow; from the third length on, the value
+    is the difference to the length two before (as defined by maskApi.c of cocoapi).
+    """
+    lengths: list[int] = []
+    value = shift = 0
+    for code in counts.encode("ascii", "replace"):
+        bits = code - 48
+        if not 0 <= bits < 64 or shift > 35:
+            raise ValueError("has runs in a string that is not COCO's")
+        value |= (bits & 0x1F) << shift
+        shift += 5
+        if bits & 0x20:
+            continue
+        if bits & 0x10:
+            value -= 1 << shift
+        lengths.append(value + (lengths[-2] if len(lengths) > 2 else 0))
+        value = shift = 0
+    if shift:
+        raise ValueError("has runs in a string that is cut short")
+    return lengths
+
+
+def is_int(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
+def is_number(value: Any) -> bool:
+    # No coordinate is larger; the comparison is False for NaN, and safe for integers beyond any float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e9 < value < 1e9
+
+
+def _are_numbers(ring: list[Any]) -> bool:
+    # Fast, for the 40 million numbers of train2017: NaN and non-numbers show in the sum, others in minimum and maximum.
+    try:
+        return not ring or (isfinite(sum(ring)) and min(ring) > -1e9 and max(ring) < 1e9)
+    except (TypeError, OverflowError):
+        return False
+
+
+_MOST_ID = 2**24 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Panoptic:
+    """The segments of N images: image i has `spans[i]` of the S segments."""
+
+    files: list[str]  # name of each image's PNG; "" for an image that is not annotated
+    spans: NDArray[np.int64]  # (N, 2), first and stop
+    ids: NDArray[np.int64]  # (S,), their colours
+    category: NDArray[np.int64]  # (S,), index in the categories
+    crowd: NDArray[np.uint8]  # (S,)
+    things: tuple[int, ...]  # of each category: 1 if its segments are single things, 0 for stuff as sky
+
+    def of_images(self, rows: NDArray[np.int64]) -> Panoptic:
+        """Returns the segments of these images, in their order; -1 stands for an image without any."""
+        spans = np.concatenate([self.spans, np.zeros((1, 2), np.int64)])[rows]
+        return replace(self, files=[self.files[row] if row >= 0 else "" for row in rows.tolist()], spans=spans)
+
+
+def read_panoptic(data: bytes, where: str) -> tuple[Instances, Panoptic]:
+    """Returns the images and categories of a panoptic file, as an instances file without annotations; its segments.
+
+    `where` is its path, which SourceError names.
+    """
+    content = _PanopticContent(where)
+    content.read(data)
+    return content.resolve(), content.segments()
+
+
+class _PanopticContent(Content):
+    """A panoptic file as it is read."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(where, with_regions=False)
+        self._files: dict[int, str] = {}  # image id -> PNG
+        self._firsts: dict[int, tuple[int, int]] = {}  # image id -> where its segments begin and end
+        self._segments = array("q")  # id, category and crowd of each
+        self._things: dict[int, int] = {}
+
+    def add_category(self, at: int, item: dict[str, Any]) -> None:
+        super().add_category(at, item)
+        self._things[item["id"]] = int(item.get("isthing", 1) == 1)
+
+    def add_annotation(self, number: int, item: dict[str, Any]) -> None:
+        image, name, segments = item.get("image_id"), item.get("file_name"), item.get("segments_info")
+        first, seen = len(self._segments), set[int]()
+        try:
+            if not is_int(image):
+                raise ValueError(f"has image id {image!r:.80}")
+            if image in self._files:
+                raise ValueError("is the second one of its image")
+            if not isinstance(name, str) or not isinstance(segments, list):
+                raise ValueError(f"has file_name {name!r:.80} and segments_info {segments!r:.40}")
+            for segment in segments:
+                found = segment if isinstance(segment, dict) else {}
+                own, category = found.get("id"), found.get("category_id")
+                if not is_int(own) or not is_int(category) or not 0 < own <= _MOST_ID or own in seen:
+                    raise ValueError(f"has the segment {segment!r:.80}")
+                seen.add(own)
+                self._segments.extend((own, category, int(found.get("iscrowd", 0) == 1)))
+        except ValueError as exc:
+            del self._segments[first:]
+            self._bad.append((image, f"annotation number {number} {exc}"))
+            return
+        self._files[image], self._firsts[image] = name, (first // 3, len(self._segments) // 3)
+
+    def segments(self) -> Panoptic:
+        """Returns the segments of all images, in the order of the images."""
+        index = {number: i for i, number in enumerate(sorted(self._categories))}
+        table = np.array(self._segments, np.int64).reshape(-1, 3)
+        return Panoptic(
+            files=[self._files.get(number, "") for number in self._index],
+            spans=np.array([self._firsts.get(number, (0, 0)) for number in self._index], np.int64).reshape(-1, 2),
+            ids=table[:, 0],
+            category=np.array([index.get(number, -1) for number in table[:, 1].tolist()], np.int64),
+            crowd=table[:, 2].astype(np.uint8),
+            things=tuple(self._things[number] for number in sorted(self._categories)),
+        )
+
+    def resolve(self) -> Instances:
+        """Returns images and categories; `bad` names the annotations of images or categories that are not listed."""
+        for image, (first, stop) in self._firsts.items():
+            if image not in self._index:
+                self._bad.append((-1, f"the annotation of image id {image} has an image that is not listed"))
+            unknown = [number for number in self._segments[3 * first + 1 : 3 * stop : 3] if number not in self._things]
+            if unknown:
+                self._bad.append((image, f"a segment has category id {unknown[0]}, which is not listed"))
+        return super().resolve()
+
+
+def join_panoptic(parts: Sequence[Panoptic], kept: Sequence[NDArray[np.bool_]], others: int) -> Panoptic:
+    """Returns the segments of the images kept of all parts, and of so many `others` behind them, which have none."""
+    firsts = np.cumsum([0, *(len(part.ids) for part in parts)])
+    spans = [part.spans[keep] + first for part, keep, first in zip(parts, kept, firsts[:-1], strict=True)]
+    names = [part.files[i] for part, keep in zip(parts, kept, strict=True) for i in np.flatnonzero(keep).tolist()]
+    return replace(
+        parts[0],
+        files=[*names, *[""] * others],
+        spans=np.concatenate([*spans, np.zeros((others, 2), np.int64)]),
+        ids=np.concatenate([part.ids for part in parts]),
+        category=np.concatenate([part.category for part in parts]),
+        crowd=np.concatenate([part.crowd for part in parts]),
+    )
+
+
+def segment_columns(found: Panoptic, about: dict[str, Any]) -> dict[str, Column]:
+    """Returns the columns of segments, N rows each; `about` are the attributes that name the categories.
+
+    `segment_labels` int64 (N, M): the category of segment k of an image is at k - 1; -1 behind the last.
+    `segment_crowd` uint8 (N, M), `num_segments` int64 (N,).
+    """
+    counts = found.spans[:, 1] - found.spans[:, 0]
+    slots = np.arange(max(1, int(counts.max(initial=0))))
+    inside = slots < counts[:, None]
+    at = (found.spans[:, :1] + slots)[inside]
+    labels, crowd = np.full(inside.shape, -1, np.int64), np.zeros(inside.shape, np.uint8)
+    labels[inside], crowd[inside] = found.category[at], found.crowd[at]
+    return {
+        "segment_labels": Column(labels, {**about, "things": found.things}),
+        "segment_crowd": Column(crowd),
+        "num_segments": Column(counts),
+    }
+
+
+def panoptic_masks(
+    kind: Literal["panoptic", "semantic"],
+    found: Panoptic,
+    files: Files,
+    present: NDArray[np.bool_],
+    about: dict[str, Any],
+) -> Masks:
+    """Returns the masks of all images: the number of a pixel's segment from 1 on, 0 for none; or its category.
+
+    `files` are the PNGs by image, `present` says where there is one. Categories are 0 to K - 1, void is `ignore_index`.
+    """
+    counts = found.spans[:, 1] - found.spans[:, 0]
+    if kind == "semantic":
+        dtype, void = type_of_numbers(len(about["names"]) - 1, "categories")
+        values, names = found.category, tuple(about["names"])
+    else:
+        (dtype, _), void, names = type_of_numbers(int(counts.max(initial=0)), "segments of an image"), 0, ()
+        values = np.zeros(len(found.ids), np.int64)
+        for first, stop in found.spans.tolist():
+            values[first:stop] = np.arange(1, stop - first + 1)
+    masks = PanopticMasks(files, found.spans, found.ids, np.maximum(values, 0).astype(dtype), void)
+    attrs = {"kind": kind, "category_ids": about["category_ids"]} if names else {"kind": kind}
+    return Masks(masks, present, names, ignore_index=void, attrs=attrs, dtype=dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class PanopticMasks:
+    """Reads panoptic PNGs as masks, (H, W), with a value for each segment."""
+
+    files: Files  # (N,)
+    spans: NDArray[np.int64]  # (N, 2), the segments of each image among S
+    ids: NDArray[np.int64]  # (S,), their colours
+    values: NDArray[np.uint8 | np.uint16]  # (S,), their values in the mask, whose type the mask has
+    void: int  # the value of pixels in no segment
+
+    def header(self, i: int) -> ImageHeader:
+        """Returns size and bits of the mask from `read(i)`."""
+        found = probe_image(lambda size: self.files.read_head(i, size))
+        return header_of_pixels((found.height, found.width), self.values.dtype)
+
+    def read(self, i: int) -> NDArray[Any]:
+        """Returns mask i, uint8 or uint16 (H, W); ImageError names a segment that its annotation does not list."""
+        first, stop = self.spans[i].tolist()
+        red, green, blue = np.moveaxis(read_mask(self.files.read(i), colours=True).astype(np.int32), 2, 0)
+        pixels = red | green << 8 | blue << 16
+        order = np.argsort(self.ids[first:stop])
+        ids = np.append(0, self.ids[first:stop][order])  # ascending, since no segment is 0
+        values = np.append(self.values.dtype.type(self.void), self.values[first:stop][order])
+        at = np.minimum(np.searchsorted(ids, pixels), len(ids) - 1)
+        if (unknown := ids[at] != pixels).any():
+            number = int(pixels[unknown][0])
+            raise ImageError(f"holds the segment {number} in {int((pixels == number).sum()):,} pixels, not in its json")
+        mask: NDArray[Any] = values[at]
+        return mask
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> PanopticMasks:
+        """Returns the masks of the samples at these indices, in their order."""
+        return replace(self, files=self.files.take(indices), spans=self.spans[indices])
+
+    def compact(self) -> PanopticMasks:
+        """Returns the same masks without the segments of other images."""
+        counts = self.spans[:, 1] - self.spans[:, 0]
+        stops = np.cumsum(counts)
+        kept = np.repeat(self.spans[:, 0] - (stops - counts), counts) + np.arange(int(counts.sum()))
+        spans = np.stack([stops - counts, stops], axis=1)
+        return replace(self, spans=spans, ids=self.ids[kept], values=self.values[kept])
+
 
 _OTHERS = re.compile(r"(?:^|/)((?:stuff|image_info)_[^/]+\.json)$")
 _YEAR = re.compile(r"_?\d{4}$")

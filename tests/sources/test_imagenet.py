@@ -15,7 +15,7 @@ from small_trees import archived, make, notes_of, refused, refused_or_skipped, t
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.pack import pack_images
-from fastload.sources.imagenet.devkit import parse_ground_truth
+from fastload.sources.imagenet import parse_ground_truth
 from fastload.sources.layouts import detect_layout, list_source
 from fastload.sources.listing import Listing
 
