@@ -30,9 +30,16 @@ from fastload.images.decode import read_mask, upright
 from fastload.images.fit import Target, resample_mask
 from fastload.images.image_header import ImageHeader, check_size, header_of_pixels, probe_image
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
-from fastload.sources.box_forms import CORNERS, SIZED, BoxSlots, declared_size, reaches_out, sized_boxes
+from fastload.sources.box_forms import (
+    CORNERS,
+    SIZED,
+    BoxSlots,
+    declared_size,
+    keypoints_column,
+    reaches_out,
+    sized_boxes,
+)
 from fastload.sources.captions import INSTANCES, PANOPTIC, captions_of
-from fastload.sources.keypoints import keypoints_column
 from fastload.sources.listing import SPLITS, BoxesOf, BoxForm, Files, Masks, SourceOptions, first_few
 from fastload.sources.mask_classes import type_of_numbers
 from fastload.sources.tree import Tree, key_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 from weakref import WeakKeyDictionary
@@ -13,11 +14,8 @@ import numpy as np
 
 from fastload.errors import OptionError, SourceError
 from fastload.sources import (
-    ade20k,
-    camvid,
     captions,
     celeba,
-    cityscapes,
     coco,
     cub,
     exported,
@@ -27,6 +25,7 @@ from fastload.sources import (
     library,
     mask_folders,
     mnist,
+    paired,
     parquet,
     voc,
     webdataset,
@@ -39,7 +38,7 @@ from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.records import mds, tfrecord
 from fastload.sources.signs import around_source, passed_over, refuse_by_signs
-from fastload.sources.tables import image_tables, manifest
+from fastload.sources.tables import manifest
 from fastload.sources.tree import Tree, key_of
 
 Source = Callable[[Draft, Tree, SourceOptions], Samples]
@@ -77,14 +76,14 @@ LAYOUTS: dict[str, Layout] = {
         "CelebA: aligned faces and its text files, or Kaggle's"),
     "imagenet": Layout(imagenet.list_imagenet, imagenet.imagenet_evidence, "dataset",
         "ImageNet: class folders, Kaggle's, or the original tars in place", own=r"(.*/)?ImageSets/|.*\.tar$"),
-    "ade20k": Layout(ade20k.list_ade20k, ade20k.ade20k_evidence, "dataset",
+    "ade20k": Layout(partial(paired.list_paired, spec=paired.ADE20K), paired.ade20k_evidence, "dataset",
         "ADE20K SceneParsing: scenes, masks of 150 classes", takes=_MASKS),
     "voc": Layout(voc.list_voc, voc.voc_evidence, "dataset",
         "Pascal VOC, one year: palette masks, boxes, labels", takes=_MASKS,
         own=r"(.*/)?(JPEGImages|Annotations|ImageSets|Segmentation(Object|Class|ClassAug))/"),
-    "camvid": Layout(camvid.list_camvid, camvid.camvid_evidence, "dataset",
+    "camvid": Layout(partial(paired.list_paired, spec=paired.CAMVID), paired.camvid_evidence, "dataset",
         "CamVid as in SegNet's tutorial: frames and masks", takes=_MASKS),
-    "cityscapes": Layout(cityscapes.list_cityscapes, cityscapes.cityscapes_evidence, "dataset",
+    "cityscapes": Layout(partial(paired.list_paired, spec=paired.CITYSCAPES), paired.cityscapes_evidence, "dataset",
         "Cityscapes: frames, and fine or coarse masks of 19 classes, or of instances", takes=_MASKS,
         own=r"(.*/)?gt(Fine|Coarse)/"),
     "coco": Layout(coco.list_coco, coco.coco_evidence, "dataset",
@@ -97,7 +96,7 @@ LAYOUTS: dict[str, Layout] = {
         "CUB-200-2011: birds, their species and boxes"),
     "mnist": Layout(mnist.list_mnist, mnist.mnist_evidence, "dataset",
         "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not", decodes=False),
-    "manifest": Layout(manifest.list_manifest, image_tables.manifest_evidence, "format",
+    "manifest": Layout(manifest.list_manifest, manifest.manifest_evidence, "format",
         "A table that names the images: CSV, TSV or JSON lines (Kaggle, Hugging Face)", takes=(*_OF_TABLES, "root")),
     "parquet": Layout(parquet.list_parquet, parquet.parquet_evidence, "format",
         "Parquet with an image column, as on the Hugging Face Hub", takes=(*_OF_TABLES, "root")),

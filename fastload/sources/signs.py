@@ -591,8 +591,7 @@ def _names_alike(found: ClassFolders, tops: set[str]) -> Iterator[Sign]:
             if len(names) > 1 and not together:
                 shown = " and ".join(ascii(key_of(name)) for name in sorted(names)[:3])
                 yield Sign(
-                    f"the folders {shown} differ {why}, and would be {len(names)} classes",
-                    ("rename one as the other",),
+                    f"the folders {shown} differ {why}, and would be {len(names)} classes", ("rename one as the other",)
                 )
                 return
 

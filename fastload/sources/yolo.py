@@ -28,10 +28,9 @@ from fastload.errors import ImageError, MissingExtraError, SourceError
 from fastload.format.ragged import Column
 from fastload.images.image_header import probe_image
 from fastload.sources.assemble import Draft, Samples, Splits, split_path, stem_of
-from fastload.sources.box_forms import BoxSlots
-from fastload.sources.keypoints import keypoints_column
+from fastload.sources.box_forms import BoxSlots, keypoints_column
 from fastload.sources.listing import SPLITS, BoxForm, SourceOptions, first_few, in_split_order, split_of_parts
-from fastload.sources.tables.image_tables import in_class_folders, is_table
+from fastload.sources.tables.manifest import in_class_folders, is_table
 from fastload.sources.tree import Tree, key_of
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
