@@ -1,6 +1,6 @@
 """The end of every layout: a Draft collects notes and samples left out, Samples hold the rest, `assemble` lists them.
 
-Also what several layouts share: files by their stem, images paired with masks by their name, absent masks.
+Also files by their stem, images paired with masks by their name, absent masks.
 """
 
 from __future__ import annotations
@@ -57,24 +57,18 @@ class Draft:
     def leave_out_broken(self, tree: Tree, prefix: str = "") -> None:
         """Leaves out the images of a tree that cannot be read at all, or refuses them; keys begin with `prefix`."""
         if tree.broken and self.on_error == "fail":
-            raise SourceError(
-                f"{tree.path}: images that cannot be read ({len(tree.broken)}): {_reasons(tree.broken)}. "
-                "Fix or remove them, or leave them out with `--on-error skip`."
-            )
+            way = f"Fix or remove them{_skip(len(tree.images()) > 0)}."
+            said = f"images that cannot be read ({len(tree.broken)}): {_reasons(tree.broken)}"
+            raise SourceError(f"{tree.path}: {said}. {way}")
         self.unreadable |= {stem_of(key_of(name)) for name, _ in tree.broken}
         for name, reason in tree.broken:
             self.leave_out(prefix + key_of(name), reason)
 
-    def leave_out_all(
-        self, found: Sequence[tuple[str, str]], which: str, fix: str, shown: list[str] | None = None
-    ) -> None:
-        """Leaves out samples, by key and reason, of which a layout found all at once, or refuses them.
-
-        The SourceError says which they are, shows them (None: by key and reason), and how to go on.
-        """
+    def leave_out_all(self, found: Sequence[tuple[str, str]], which: str, fix: str, of: int) -> None:
+        """Leaves out samples, by key and reason, that a layout found all at once among `of`, or refuses them."""
         if found and self.on_error == "fail":
-            said = _reasons(found) if shown is None else first_few(shown)
-            raise SourceError(f"{self.where}: {which} ({len(found)}): {said}. {fix} with `--on-error skip`.")
+            way = f"{fix}{_skip(len(found) < of)}."
+            raise SourceError(f"{self.where}: {which} ({len(found)}): {_reasons(found)}. {way}")
         self.skipped += found
 
     def require_parts(self, names: Sequence[str]) -> None:
@@ -96,13 +90,18 @@ class Draft:
             )
         self.note("Files are missing by the names of the others", lacking)
 
-    def refuse_left_out(self) -> None:
-        """Raises SourceError if samples are left out and on_error is "fail"."""
+    def refuse_left_out(self, left: int) -> None:
+        """Raises SourceError if samples are left out and on_error is "fail"; `left`: how many others there are."""
         if self.skipped and self.on_error == "fail":
             raise SourceError(
                 f"{self.where}: samples that the dataset contradicts ({len(self.skipped)}): {_reasons(self.skipped)}. "
-                f"Fix the lists or the files, or leave those samples out with `--on-error skip`{self.further}."
+                f"Fix the lists or the files{_skip(left > 0)}{self.further}."
             )
+
+
+def _skip(some: bool) -> str:
+    """Returns the advice to leave samples out, where `some` others are left."""
+    return ", or leave those out with `--on-error skip`" if some else ""
 
 
 def _reasons(found: Sequence[tuple[str, str]]) -> str:
@@ -184,10 +183,8 @@ class Samples:
         # A sample without a mask stands for any file: it is never read.
         mask_at, present = np.maximum(masks.positions, 0), np.asarray(masks.positions, np.int64) >= 0
         tree.known[mask_at[present]] = True
-        packed = Masks(
-            tree.files.take(mask_at), present, masks.names, masks.ignore_index, masks.attrs, dtype=masks.dtype
-        )
-        further = (np.where(present, of[mask_at], 0) for of in (tree.sizes, tree.mtimes_ns))
+        files, further = tree.files.take(mask_at), (of[mask_at] * present for of in (tree.sizes, tree.mtimes_ns))
+        packed = Masks(files, present, masks.names, masks.ignore_index, masks.attrs, dtype=masks.dtype)
         return replace(samples, masks=packed).made_also_of(*further)
 
     def without(self, left_out: Collection[int]) -> Samples:
@@ -263,12 +260,11 @@ class Pairs(Generic[K]):
 
 def assemble(draft: Draft, samples: Samples) -> Listing:
     """Returns the listing of samples, with the notes of a draft and what it left out; refuses an empty one."""
-    draft.refuse_left_out()
-    if not len(samples.keys if samples.rows is None else samples.rows):
-        reasons = f" Left out: {_reasons(draft.skipped)}." if draft.skipped else ""
-        raise SourceError(
-            f"{draft.where}: no sample is left to pack as layout {draft.layout}.{reasons} Is it the whole dataset?"
-        )
+    left = len(samples.keys if samples.rows is None else samples.rows)
+    draft.refuse_left_out(left)
+    if not left:
+        why = f" Left out: {_reasons(draft.skipped)}." if draft.skipped else ""
+        raise SourceError(f"{draft.where}: no sample is left to pack as {draft.layout}.{why} Is it the whole dataset?")
     draft.notes[:0] = _outside_splits(samples)
     listing = Listing(
         layout=draft.layout,

@@ -77,18 +77,17 @@ class BoxSlots:
         return result
 
     def columns(
-        self, boxes: NDArray[Any], labels: NDArray[np.int64], about: dict[str, Any], **marks: NDArray[Any]
+        self, boxes: NDArray[Any], labels: Column | None, form: BoxForm | Moves = "xywh", **marks: NDArray[Any]
     ) -> dict[str, Column]:
-        """Returns the columns of boxes, (B, 4) as x, y, width, height, their labels, further marks, and their number.
+        """Returns the columns of B boxes of a form, as x, y, width, height, their labels and marks, and their number.
 
-        `about` are the attributes of the labels, which are -1 behind the last box of a sample.
+        Behind the last label of a sample stands -1.
         """
-        return {
-            "boxes": Column(self.padded(boxes), {"names": SIZED}, "xywh"),
-            "box_labels": Column(self.padded(labels, -1), about),
-            **{name: Column(self.padded(values)) for name, values in marks.items()},
-            "num_boxes": Column(self.counts),
-        }
+        columns = {"boxes": Column(sized_boxes(self.padded(boxes), form), {"names": SIZED}, "xywh")}
+        if labels is not None:
+            columns["box_labels"] = Column(self.padded(labels.values, -1), labels.attrs)
+        columns |= {name: Column(self.padded(values)) for name, values in marks.items()}
+        return columns | {"num_boxes": Column(self.counts)}
 
 
 def keypoints_column(

@@ -383,7 +383,7 @@ def list_captions(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         raise SourceError(f"{tree.given}: there is no file of captions. `fastload layouts` says which are read.")
     texts, splits, absent = captions_by_image(draft, tree)
     lost = [(key_of(name), f"is named in {first_few(map(key_of, files), 2)}, but has no file") for name in absent]
-    draft.leave_out_all(lost, "captions without their image", "Put the images back, or leave those captions out")
+    draft.leave_out_all(lost, "captions without their image", "Put the images back", len(lost) + len(texts))
     said = {stem_of(line.text): split for split, lines in _lists_of_splits(tree) for line in lines}
     images = sorted(texts)
     by_folder = folder_splits([tree.names[i] for i in images])

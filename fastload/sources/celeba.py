@@ -132,12 +132,14 @@ def list_celeba(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     draft.leave_out_all(
         [(key, f"is listed in {' and '.join(files)}, but has no file") for key, files in no_file.items()],
         "images that are listed, but not there",
-        "Fetch or unpack the images again, or leave those out",
+        "Fetch or unpack the images again",
+        len(names) + len(no_file),
     )
     draft.leave_out_all(
         [(key_of(names[row]), f"has no row in {' and '.join(files)}") for row, files in sorted(no_row.items())],
         "images that a text file does not list",
-        "Fetch the text files again, remove the incomplete one, or leave those images out",
+        "Fetch the text files again, or remove the incomplete one",
+        len(names),
     )
     return Samples.in_tree(faces, rows, splits, columns).without(no_row)
 

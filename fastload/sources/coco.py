@@ -702,7 +702,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     columns = {"image_id": Column(np.concatenate([all_files.image_ids, np.full(len(tests), -1, np.int64)]))}
     if not only_panoptic:
         boxes = all_files.boxes.astype(np.float32)
-        columns |= slots.columns(boxes, all_files.category, about, box_crowd=all_files.crowd)
+        columns |= slots.columns(boxes, Column(all_files.category, about), box_crowd=all_files.crowd)
         outside = {
             key_of(tree.names[part.rows[i]]): f"{name} in {part.json}"
             for part in parts
@@ -717,7 +717,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         notes.append(f"Images without an annotation were kept ({empty}).")
     if thin := int((all_files.boxes[:, 2:] == 0).any(axis=1).sum()):
         notes.append(f"Boxes without area were kept as they are ({thin}).")
-    draft.refuse_left_out()
+    draft.refuse_left_out(len(images))
     samples = Samples.in_tree(tree, images, Splits.of(said), columns, by_name=True)
     samples = replace(samples, declared=np.pad(all_files.sizes, ((0, len(tests)), (0, 0))))
     if of_segments:

@@ -17,15 +17,16 @@ import io
 import math
 import re
 import zlib
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows, RowFile, joined_samples
+from fastload.sources.arrays.named import NamedArray, samples_of_arrays
 from fastload.sources.assemble import Draft, Samples, split_path
-from fastload.sources.listing import SPLITS, Arrays, SourceOptions, first_few, in_split_order
+from fastload.sources.listing import SPLITS, SourceOptions, first_few, in_split_order
 from fastload.sources.tree import Tree, key_of
 from fastload.system.machine import available_memory
 
@@ -50,15 +51,6 @@ _TITLES = {md5: title for title, sums in _MD5.items() for md5 in sums.split()}
 _CLASSES = {"MNIST": _DIGITS, "Fashion-MNIST": _FASHION, "KMNIST": _KUZUSHIJI, "QMNIST": _DIGITS}
 
 
-class _Idx(NamedTuple):
-    """An idx file."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    start: int  # byte at which its values begin
-    content: bytes  # all of it, unpacked; b"" if its values can be read in place
-
-
 def mnist_evidence(tree: Tree) -> list[str]:
     """Returns the files of a tree that are idx files of images or labels by their names."""
     return [key_of(name) for _, name in tree.not_images if _NAME.fullmatch(name.rpartition("/")[2])]
@@ -68,45 +60,52 @@ def list_mnist(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns the images of idx files, (H, W, 1), in the order of the files; splits by file names.
 
     Columns: `labels` int64 (N,), -1 for the images of a file without labels; for QMNIST also `qmnist` int32 (N, 7).
-
-    Raises:
-        SourceError: there are no images, or several datasets; a file is damaged, too long or too short; labels and
-            images differ in number.
     """
     family, sets = _find(draft, tree)
-    used = {i for _, there in sets for i in there.values()}
-    title = _title(draft, tree, family, [there["labels"] for _, there in sets if "labels" in there])
-    shown = first_few([key_of(tree.names[i]) for i in sorted(used)])
-    draft.title = f"Layout mnist: {title}, recognised by {shown}."
-    axes: Axes = "WHC" if title.startswith("EMNIST") else "HWC"
-    files, labelled = [], False
-    for split, there in sets:
+    title = _title(draft, tree, family, [there["labels"] for there in sets.values() if "labels" in there])
+    arrays, keys = list[NamedArray](), list[str]()
+    for split, there in sets.items():
         if "images" not in there:
             continue
-        position = there["images"]
-        rows, count = _images(tree, position, axes)
-        numbers = np.full((count, 1), -1, np.int64)
+        images, name = _read(tree, there["images"]), key_of(tree.names[there["images"]])
+        if len(images.shape) != 3 or images.dtype != np.uint8 or 0 in images.shape:
+            raise SourceError(f"{images.where}: holds {_kind_of(images)}; expected images, uint8 (n, height, width).")
+        arrays.append(replace(images, name="images", split=split, axes="WHC" if "EMNIST" in title else "HWC"))
+        keys += [f"{name}/{row:05d}" for row in range(images.shape[0])]
         if "labels" in there:
-            labelled, numbers = True, _labels(tree, there["labels"], count, key_of(tree.names[position]))
-        else:
-            draft.notes.append(f"There are no labels for {key_of(tree.names[position])}: its labels are -1.")
-        columns: dict[str, NDArray[Any]] = {"labels": numbers[:, 0], "qmnist": numbers[:, 1:].astype(np.int32)}
-        files.append(RowFile(position, split, rows, count, columns))
-    if axes == "WHC":
+            arrays += _labels(replace(_read(tree, there["labels"]), split=split), images.shape[0], name)
+    if "EMNIST" in title:
         draft.notes.append("EMNIST's images lie transposed in the files; they are packed upright.")
-    attrs: dict[str, dict[str, Any]] = {}
-    if labelled:
-        largest = max(int(file.columns["labels"].max(initial=0)) for file in files)
-        classes = _class_names(tree, family, title, largest)
-        attrs["labels"] = {"names": classes} if classes else {}
-        if all(file.columns["qmnist"].shape[1] == len(_QMNIST) for file in files):
-            attrs["qmnist"] = {"names": _QMNIST}
-    tree.known[list(used)] = True
-    return joined_samples(draft, tree, files, attrs)
+    largest = max([int(array.values().max(initial=0)) for array in arrays if array.name == "labels"], default=0)
+    classes = _class_names(tree, family, title, largest)
+    arrays = [replace(array, names=classes) if array.name == "labels" else array for array in arrays]
+    used = sorted({i for there in sets.values() for i in there.values()})
+    tree.known[used] = True
+    samples = samples_of_arrays(draft, arrays, options)
+    draft.title = f"Layout mnist: {title}, recognised by {first_few([key_of(tree.names[i]) for i in used])}."
+    return replace(samples, keys=keys)
 
 
-def _find(draft: Draft, tree: Tree) -> tuple[str, list[tuple[str, dict[str, int]]]]:
-    """Returns the family, such as `emnist-letters`, and by split the positions of its `images` and `labels`."""
+def _labels(file: NamedArray, count: int, images: str) -> list[NamedArray]:
+    """Returns the label of each image, and its further numbers if it has QMNIST's."""
+    if len(file.shape) not in (1, 2) or file.dtype.kind not in "iu" or 0 in file.shape[1:]:
+        raise SourceError(f"{file.where}: holds {_kind_of(file)}; expected labels, integers (n,). Is it the file?")
+    if file.shape[0] != count:
+        raise SourceError(f"{file.where}: {file.shape[0]} labels for the {count} images of {images}. Fetch both again.")
+    numbers = file.values().reshape(count, -1)
+    labels, more = numbers[:, 0], numbers[:, 1:].astype(np.int32)
+    found = [replace(file, name="labels", shape=labels.shape, values=lambda: labels)]
+    if more.shape[1] == len(_QMNIST):
+        found.append(replace(file, name="qmnist", shape=more.shape, values=lambda: more, names=_QMNIST))
+    return found
+
+
+def _kind_of(file: NamedArray) -> str:
+    return f"{file.dtype} {file.shape}"
+
+
+def _find(draft: Draft, tree: Tree) -> tuple[str, dict[str, dict[str, int]]]:
+    """Returns the family, such as `emnist-letters`; and split -> positions of its `images` and `labels`."""
     families: dict[str, dict[str, dict[str, int]]] = {}
     doubled = []
     # Unpacked files first, so that they are preferred to gzipped ones of the same name.
@@ -131,14 +130,13 @@ def _find(draft: Draft, tree: Tree) -> tuple[str, list[tuple[str, dict[str, int]
             f"{tree.given} holds more than one dataset of idx files: {first_few(sorted(datasets))}. Give the folder of "
             "one of them, or move its files to a folder of their own."
         )
-    found = []
+    found: dict[str, dict[str, int]] = {}
     for part, there in families[with_images[0]].items():
-        found.append(("test" if part.lower() == "t10k" else SPLITS.get(part.lower(), part), there))
+        found["test" if part.lower() == "t10k" else SPLITS.get(part.lower(), part)] = there
         if "images" not in there:
             labels = key_of(tree.names[there["labels"]])
             draft.notes.append(f"Ignored {labels}: the images that its labels belong to are not there.")
-    order = in_split_order(split for split, _ in found)
-    return split_path(with_images[0])[1], sorted(found, key=lambda each: order.index(each[0]))
+    return split_path(with_images[0])[1], {split: found[split] for split in in_split_order(found)}
 
 
 def _title(draft: Draft, tree: Tree, family: str, labels: list[int]) -> str:
@@ -147,7 +145,7 @@ def _title(draft: Draft, tree: Tree, family: str, labels: list[int]) -> str:
     if "qmnist" in family.lower():
         return "QMNIST"
     for i in labels:
-        for content in (tree.read_text(i), _read(tree, i).content):
+        for content in (tree.read_text(i), _content(tree, i)[3]):
             if title := _TITLES.get(hashlib.md5(content, usedforsecurity=False).hexdigest()):
                 draft.notes.insert(0, f"{key_of(tree.names[i])} has the md5 of {title}'s.")
                 return title
@@ -155,33 +153,22 @@ def _title(draft: Draft, tree: Tree, family: str, labels: list[int]) -> str:
     return "idx files like MNIST's"
 
 
-def _images(tree: Tree, i: int, axes: Axes) -> tuple[Arrays, int]:
-    """Returns the reader of the images of an idx file, and their number."""
-    dtype, shape, start, content = _read(tree, i)
-    if len(shape) != 3 or dtype != np.uint8 or 0 in shape:
-        raise SourceError(
-            f"{tree.where(i)}: holds {dtype} {shape}; expected images, uint8 (n, height, width). "
-            "Is it a file of images?"
-        )
-    count, shape = shape[0], (*shape[1:], 1)
-    if content:
-        return MemoryRows.of(np.frombuffer(content, np.uint8, offset=start).reshape(count, *shape), axes), count
-    path = tree.path / tree.names[i]
-    return RawRows.of(path, offset=start, num_rows=count, shape=shape, dtype=dtype, axes=axes), count
+def _read(tree: Tree, i: int) -> NamedArray:
+    """Returns an idx file, whose values are in place if it is not packed."""
+    dtype, shape, start, content = _content(tree, i)
+
+    def values() -> NDArray[Any]:
+        return np.frombuffer(content or tree.read_text(i), dtype, offset=start).reshape(shape)
+
+    at = None if content else (tree.path / tree.names[i], start)
+    return NamedArray("", tree.where(i), shape, dtype, values, int(tree.mtimes_ns[i]), at)
 
 
-def _labels(tree: Tree, i: int, count: int, images: str) -> NDArray[np.int64]:
-    """Returns the numbers of each image, int64 (count, 1 or more); the first is its label."""
-    dtype, shape, start, content = _read(tree, i)
-    if len(shape) not in (1, 2) or dtype.kind not in "iu" or 0 in shape[1:]:
-        raise SourceError(f"{tree.where(i)}: holds {dtype} {shape}; expected labels, integers (n,). Is it the file?")
-    if shape[0] != count:
-        raise SourceError(f"{tree.where(i)}: {shape[0]} labels for the {count} images of {images}. Fetch both again.")
-    return np.frombuffer(content or tree.read_text(i), dtype, offset=start).astype(np.int64).reshape(count, -1)
+def _content(tree: Tree, i: int) -> tuple[np.dtype[Any], tuple[int, ...], int, bytes]:
+    """Returns dtype, shape and first byte of the values of an idx file, and all of it, b"" if it can be read in place.
 
-
-def _read(tree: Tree, i: int) -> _Idx:
-    """Returns an idx file. A gzipped one is unpacked no further than one byte behind what its header promises."""
+    A gzipped one is unpacked no further than one byte behind what its header promises.
+    """
     where, packed = tree.where(i), tree.files.read_head(i, 2) == b"\x1f\x8b"
     in_place = not packed and tree.in_place
     data = io.BytesIO(tree.files.read_head(i, 32) if in_place else tree.read_text(i))
@@ -215,7 +202,7 @@ def _read(tree: Tree, i: int) -> _Idx:
             f"{where}: holds {found:,} bytes, its header promises {promised:,} ({shape}). "
             f"{'The copy was probably cut short; fetch' if found < promised else 'Fetch'} it again."
         )
-    return _Idx(dtype, shape, start, content)
+    return dtype, shape, start, content
 
 
 def _class_names(tree: Tree, family: str, title: str, largest: int) -> tuple[str, ...]:

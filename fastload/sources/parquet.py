@@ -482,15 +482,13 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         taken |= set(used) if nested else set()
     values = {name: table.values(name) for name in table.names if name not in taken}
     bad = images.bad if images else {}
-    missing = [(table.location(row), why) for row, why in sorted(bad.items())]
-    draft.leave_out_all(missing, "rows without their image", "Fetch the files again, or leave those rows out")
+    missing, total = [(table.location(row), why) for row, why in sorted(bad.items())], len(table.shard_of)
+    draft.leave_out_all(missing, "rows without their image", "Fetch the files again", total)
     made, lost = columns_of(Frame(values, draft.where, splits, options.labels, table.location), notes)
     columns = nested | made | captions
     lost = {row: why for row, why in lost.items() if row not in bad}
     unlabelled = [(table.location(row), why) for row, why in sorted(lost.items())]
-    shown = [f"{location}: {why}" for location, why in unlabelled]
-    fix = "Fill them in, or leave those images out"
-    draft.leave_out_all(unlabelled, "rows without a label", fix, shown)
+    draft.leave_out_all(unlabelled, "rows without a label", "Fill them in", total)
     mtimes, counts = written[table.shard_of], [shard.num_rows for shard in table.shards]
     if images:
         mtimes = np.maximum(mtimes, images.mtimes_ns)

@@ -93,7 +93,7 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         number = {name: i for i, name in enumerate(classes)}
         labels = np.array([number[item.name] for _, item in items], np.int64)
         difficult = np.array([item.difficult for _, item in items], np.uint8)
-        columns |= slots.columns(boxes, labels, {"names": classes}, box_difficult=difficult)
+        columns |= slots.columns(boxes, Column(labels, {"names": classes}), box_difficult=difficult)
         draft.notes.append(
             "Boxes are x, y, width, height from 0: xmin - 1, ymin - 1, xmax - xmin + 1, ymax - ymin + 1."
         )

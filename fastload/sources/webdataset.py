@@ -550,7 +550,8 @@ def list_webdataset(draft: Draft, tree: Tree, options: SourceOptions) -> Samples
     draft.leave_out_all(
         [(key_of(samples[i].name), why) for i, why in sorted(grouped.unusable.items())],
         "samples that are not as the others",
-        "Fix the shards, or leave those samples out",
+        "Fix the shards",
+        len(samples),
     )
     splits = _splits(draft, tree, grouped.shards, samples)
     keep = np.array([i for i in range(len(samples)) if i not in grouped.unusable], np.int64)

@@ -163,7 +163,8 @@ def _columns(draft: Draft, about: _About, found: list[tuple[list[_Object], int, 
     sizes = np.array([size for _, *size in found], np.float64).reshape(-1, 2)[sample]
     boxes = np.array([one.box for one in every], np.float64).reshape(-1, 4) * np.tile(sizes, 2)
     labels = np.array([one.label for one in every], np.int64)
-    columns = slots.columns(boxes.astype(np.float32), labels, {"names": about.names} if about.names else {})
+    about_labels = {"names": about.names} if about.names else {}
+    columns = slots.columns(boxes.astype(np.float32), Column(labels, about_labels))
     if count := about.points[0]:
         points = np.array([one.points for one in every], np.float64).reshape(len(every), count, 3)
         points[..., :2] *= sizes[:, None]

@@ -75,7 +75,7 @@ def test_unpacked_files_come_before_gzipped_ones_and_images_without_labels_get_m
         path.unlink()
     listing = list_source(source)
     assert values(listing) == [*labels(9), -1, -1, -1, -1]
-    assert "no labels for t10k-images-idx3-ubyte: its labels are -1" in notes_of(listing)
+    assert "There are no labels for test: they are -1" in notes_of(listing)
     (source / "train-labels-idx1-ubyte").unlink()
     assert list_source(source).columns == {}
     single = list_source(source / "t10k-images-idx3-ubyte")

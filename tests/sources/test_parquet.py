@@ -147,7 +147,7 @@ def test_null_rows_are_named_and_skip_leaves_them_out(tmp_path: Path) -> None:
     listing = refused_or_skipped(r"\(3\): row 1 of t.parquet holds no image.*row 2 .*path 'far/x.jpg'", path)
     assert [listing.files.read(i) for i in range(len(listing))] == [b"0"]
     assert [key for key, _ in listing.skipped] == [f"row {i} of t.parquet" for i in (1, 2, 3, 4)]
-    assert listing.skipped[3][1] == "its label is empty or NaN"
+    assert listing.skipped[3][1] == "lacks its label: empty or NaN"
     refused("leads out of the folder", write(path, {"image": images((None, "../a.jpg"))}))
 
 

@@ -23,7 +23,7 @@ from fastload.errors import SourceError
 from fastload.format.ragged import Column
 from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows, joined_rows
 from fastload.sources.assemble import Draft, Samples, Splits
-from fastload.sources.listing import SPLIT_ORDER, SPLITS, Arrays, Masks, SourceOptions, first_few, free_name
+from fastload.sources.listing import SPLITS, Arrays, Masks, SourceOptions, first_few, free_name, in_split_order
 from fastload.sources.tables.frame import categories
 from fastload.sources.tables.read_table import Values
 from fastload.system.machine import available_memory
@@ -58,6 +58,7 @@ class NamedArray:
     too_large: Callable[[tuple[int, ...], Axes], Arrays] | None = None
     names: tuple[str, ...] = ()  # of its classes, if they are stored with it
     split: str = ""  # that its file or folder names
+    axes: Axes = "HWC"  # of images (N, H, W); "WHC": they are (N, W, H)
 
     @property
     def num_bytes(self) -> int:
@@ -153,7 +154,7 @@ def _by_split(arrays: list[NamedArray], notes: list[str]) -> dict[str, list[Name
     groups: dict[str, list[NamedArray]] = {}
     shared: list[NamedArray] = []
     for array in arrays:
-        split = SPLITS.get(array.split.lower(), "")
+        split = SPLITS.get(array.split.lower(), array.split)
         if not split and (match := _BY_SPLIT.fullmatch(array.name)):
             split = SPLITS[(match["first"] or match["last"]).lower()]
             array = replace(array, name=match["rest"] or match["name"])
@@ -164,7 +165,7 @@ def _by_split(arrays: list[NamedArray], notes: list[str]) -> dict[str, list[Name
     known = [array for array in shared if array.dtype.kind in "SU" and array.name.lower() in _CLASS_NAMES]
     if others := [array.name for array in shared if array not in known]:
         notes.append(f"Ignored, since they belong to no split while others do: {first_few(others)}.")
-    return {name: [*groups[name], *known] for name in SPLIT_ORDER if name in groups}
+    return {name: [*groups[name], *known] for name in in_split_order(groups)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +272,7 @@ def _form_of(images: NamedArray) -> tuple[Axes, tuple[int, ...], tuple[int, ...]
     """Returns the order of axes of images (N, ...), the stored shape of one and its height and width; () if none."""
     shape = images.shape[1:]
     if len(shape) == 2:
-        return "HWC", (*shape, 1), shape
+        return images.axes, (*shape, 1), shape if images.axes == "HWC" else shape[::-1]
     if len(shape) == 3 and shape[2] in (1, 3, 4):
         return "HWC", shape, shape[:2]
     return ("CHW", shape, shape[1:]) if len(shape) == 3 and shape[0] in (1, 3, 4) else ("HWC", (), ())

@@ -299,7 +299,8 @@ def list_records(
     draft.leave_out_all(
         [(table.location(row), why) for row, why in sorted(bad.items())],
         "records that are not as the others",
-        "Write the shards again, or leave those records out",
+        "Write the shards again",
+        len(table),
     )
     sizes = np.array([getattr(cell, "size", 0) for cell in column], np.int64)
     keys = keys_in_shards([shard.name for shard in table.shards], table.counts, paths)

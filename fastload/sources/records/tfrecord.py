@@ -28,7 +28,7 @@ from fastload.errors import ImageError, SourceError
 from fastload.format.ragged import Column, Moves
 from fastload.images.image_header import ImageHeader, probe_image
 from fastload.sources.assemble import Draft, Samples
-from fastload.sources.box_forms import CORNERS, in_stored_form
+from fastload.sources.box_forms import CORNERS, BoxSlots, in_stored_form
 from fastload.sources.foreign import SHARD_NAME, in_python
 from fastload.sources.listing import SPLITS, BoxForm, Files, Reader, SourceOptions, first_few
 from fastload.sources.records.record_table import (
@@ -45,9 +45,8 @@ from fastload.sources.records.record_table import (
     text_of,
 )
 from fastload.sources.spans import FileSpans
-from fastload.sources.tables.boxes import BOX_KEYS, box_columns, boxes_by_sample
-from fastload.sources.tables.frame import categories, plain_name
-from fastload.sources.tables.read_table import values_of
+from fastload.sources.tables.boxes import BOX_KEYS, box_columns, label_column
+from fastload.sources.tables.frame import plain_name
 from fastload.sources.tree import Tree, key_of
 from fastload.system.crc32c import crc32c
 from fastload.system.text import read_json
@@ -385,16 +384,11 @@ def _boxes(
         owners += [row] * len(some)
         scaled += (some * (width, height, width, height)).tolist()
         found += own
-    column = None
-    values = values_of(found) if found and None not in found else None
-    if values is not None and values.kind == "int":
-        column = Column(values.values, {"names": boxes.names} if boxes.names else {})
-    elif values is not None and values.kind == "text":
-        column = categories(values)
     array = np.array(scaled, np.float32).reshape(-1, 4)
+    slots = BoxSlots.of(np.array(owners, np.int64), len(given), draft.where)
     turned = "in pixels" if in_pixels else "in fractions of the image were turned into pixels"
     draft.notes.append(f"Boxes by {boxes.feature} {turned}: x, y, width, height.")
-    return boxes_by_sample(array, form, np.array(owners, np.int64), len(given), draft.where, column), bad
+    return slots.columns(array, label_column(found, boxes.names), form), bad
 
 
 def _size_for_boxes(images: Reader, row: int, boxes: NDArray[np.float64]) -> tuple[int, int]:

@@ -246,12 +246,12 @@ def _labels(frame: Frame, table: dict[str, Values], notes: list[str]) -> tuple[d
             unlabelled |= rows
             notes.append(f"The split {name!r} has no labels: they are -1 there (NaN where they are floats).")
     for row in np.flatnonzero(missing & ~unlabelled).tolist():
-        bad[row] = f"its {next(name for name, values in table.items() if values.missing[row])} is empty or NaN"
+        bad[row] = f"lacks its {next(name for name, values in table.items() if values.missing[row])}: empty or NaN"
     for name, rows in infinite.items():
-        bad |= dict.fromkeys(np.flatnonzero(rows).tolist(), f"its {name} is infinite")
+        bad |= dict.fromkeys(np.flatnonzero(rows).tolist(), f"has an infinite {name}")
     labelled = np.flatnonzero(~missing)
     if len(names) > 1 and all(values.is_binary(labelled) for values in table.values()):
-        bad |= dict.fromkeys(np.flatnonzero(unlabelled).tolist(), "its labels are empty")
+        bad |= dict.fromkeys(np.flatnonzero(unlabelled).tolist(), "has empty labels")
         vectors = np.stack([values.values == 1 for values in table.values()], axis=1).astype(np.uint8)
         notes.append(f"Labels are the columns {shown}: vectors of 0 and 1.")
         return {"labels": Column(vectors, {"names": names})}, bad
@@ -266,7 +266,7 @@ def _labels(frame: Frame, table: dict[str, Values], notes: list[str]) -> tuple[d
     if len(names) > 1:
         notes.append(f"They are of several kinds, and so stored as {', '.join(map(repr, columns))}; none is `labels`.")
     if len(names) == 1 and "labels" in columns and columns["labels"].values.ndim > 1:
-        bad |= dict.fromkeys(np.flatnonzero(unlabelled).tolist(), "its labels are empty")
+        bad |= dict.fromkeys(np.flatnonzero(unlabelled).tolist(), "has empty labels")
     return columns, bad
 
 

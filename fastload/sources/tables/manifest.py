@@ -410,7 +410,7 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     if len(rows.cells) > 1 and not known and not options.labels:
         rows.refuse_without_header()
     unlabelled = {int(first[at]): why for at, why in lost.items()}
-    rows.leave_out(draft, unlabelled, "rows without a label", "Fill them in, or leave those images out")
+    rows.leave_out(draft, unlabelled, "rows without a label", "Fill them in")
     return Samples.in_tree(index.tree, rows.positions[first], splits, nested | columns, masks).without(lost)
 
 
@@ -468,9 +468,8 @@ class _Rows:
 
     def leave_out(self, draft: Draft, reasons: dict[int, str], which: str, fix: str) -> None:
         """Leaves out rows for a reason, which is an error unless such may be skipped."""
-        found = [(self.key(row), self.location(row), why) for row, why in sorted(reasons.items())]
-        shown = [f"{key} ({location}): {why}" for key, location, why in found]
-        draft.leave_out_all([(key, f"{why} ({location})") for key, location, why in found], which, fix, shown)
+        found = [(self.key(row), f"{why} ({self.location(row)})") for row, why in sorted(reasons.items())]
+        draft.leave_out_all(found, which, fix, len(self.lines))
 
     def without(self, left_out: Collection[int]) -> _Rows:
         """Returns the rows other than those left out."""
@@ -529,7 +528,7 @@ def _find_images(draft: Draft, rows: _Rows, index: ImageIndex, options: SourceOp
         for k in np.flatnonzero(files.positions < 0).tolist():
             name = rows.images[start + k]
             reason = files.reasons.get(k) or broken.get(name) or broken.get(table.base + name)
-            bad[start + k] = reason or ("there is no such image" if name else "names no image")
+            bad[start + k] = reason or ("is not there" if name else "names no image")
         if files.renamed:
             whose = key_of(table.name)
             draft.notes.append(f"Rows of {whose} name another suffix than the files have ({files.renamed}).")
@@ -540,7 +539,7 @@ def _find_images(draft: Draft, rows: _Rows, index: ImageIndex, options: SourceOp
             )
     cells = {name: cells for name, cells in rows.cells.items() if name != split_column}
     rows = replace(rows, cells=cells, split=split, positions=np.array(positions, np.int64))
-    rows.leave_out(draft, bad, "rows without their image", "Put the images back, or leave those rows out")
+    rows.leave_out(draft, bad, "rows without their image", "Put the images back")
     if len(bad) == len(split):
         raise SourceError(
             f"{draft.where}: not one row names an image that is there, e.g. {rows.images[0]!r} ({rows.location(0)})."
@@ -614,9 +613,9 @@ def _join_boxes(draft: Draft, rows: _Rows) -> tuple[_Rows, NDArray[np.int64] | N
         ]
         fix = (
             f"{f'They differ in {first_few(differ)}. ' if differ else ''}Write one row for each image (several "
-            "classes as `cat|dog`, masks of run lengths as images), or leave all those images out"
+            "classes as `cat|dog`, masks of run lengths as images)"
         )
-        draft.leave_out_all(twice, "images with more than one row", fix)
+        draft.leave_out_all(twice, "images with more than one row", fix, len(unique))
         return rows.without([row for these in several for row in these]), None
     begins = first[inverse]  # the first row of each row's image
     sample = np.unique(begins, return_inverse=True)[1]
