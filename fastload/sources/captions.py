@@ -373,9 +373,6 @@ def list_captions(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns the images that files of captions name, split by split, in the order of their names.
 
     Columns: `caption` (N, M), in the order of the files, and `num_captions` int64 (N,).
-
-    Raises:
-        SourceError: a file is damaged, or names an image that is not there (unless skipped).
     """
     draft.leave_out_broken(tree)
     files = [tree.names[at] for at in _caption_files(tree, by_name=True)[0]]

@@ -77,9 +77,6 @@ def list_celeba(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     Columns, each if its file is there: `labels` uint8 (N, 40), 0 and 1 for -1 and 1 in the file; `identity` int64
     (N,), from 1; `bbox` int32 (N, 4), in pixels of the original images; `landmarks` int32 (N, 10), in pixels of the
     aligned images, or of the original ones if only their file is there (attribute `coordinates`).
-
-    Raises:
-        SourceError: an image has no row or a row no image (unless skipped); a value is not allowed.
     """
     faces, rows, where = _find_faces(tree, draft)
     draft.trees.append(faces)

@@ -662,11 +662,6 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     Panoptic masks ("panoptic", or by default where there is no instances file; "semantic" then has categories 0 to
     K - 1 of things and stuff, and void is `ignore_index`): 0 = in no segment, which is `ignore_index`, k = segment k,
     whose category is `segment_labels` at k - 1, see `segment_columns`.
-
-    Raises:
-        SourceError: there is no instances or panoptic file, or it is damaged or contradicts itself; there are no
-            images; an image is not listed, a listed image has no file, an annotation has a bad box, region or category
-            (these leave out the image if skipped); more classes or instances than a mask can hold.
     """
     only_panoptic = not any(map(INSTANCES.search, tree.names)) and any(map(PANOPTIC.search, tree.names))
     if only_panoptic and options.masks == "instance":

@@ -35,10 +35,6 @@ def list_cub(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns the images that images.txt lists, train before test, in the order of their names.
 
     Columns: `labels` int64 (N,); `bbox` float32 (N, 4) as x, y, width, height, if there is a list of them.
-
-    Raises:
-        SourceError: a list is absent, or a line of it is wrong; an image has no file, class, split or box, or there is
-            an image that no list names (unless skipped).
     """
     draft.leave_out_broken(tree)
     listed = _numbered(tree, IMAGES)

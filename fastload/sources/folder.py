@@ -57,11 +57,6 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     the outermost below the split, which is the default; ("deepest",), the whole path to the image; ("last",), the
     folder it lies in; ("none",). With ("names",) it is no folder, but the words next to the number in an image's name:
     `cat.0.jpg`, `12_great_dane.jpg`.
-
-    Raises:
-        OptionError: `options.labels` is something else.
-        SourceError: there is no image; a class is empty; images lie next to class folders, or other folders with
-            images next to splits.
     """
     level = options.labels or ("top",)
     if level not in (("top",), ("deepest",), ("last",), ("names",), ("none",)):

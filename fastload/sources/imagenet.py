@@ -272,10 +272,6 @@ def list_imagenet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     Column `labels`: int64 (N,), rank of the image's wnid among the sorted wnids, -1 in the test split; attributes
     `names` (the wnids) and, if a file has them, `words`. The classes come from the table of classes if there is one
     (1000, even if only part of the images is there), else from the images.
-
-    Raises:
-        SourceError: the classes of validation images are unknown, an image lies in no class, an archive is damaged.
-        MissingExtraError: SciPy is needed to read the devkit, and is not installed.
     """
     parts = _find_parts(draft, tree)
     draft.trees += [part.tree for part in parts if part.tree is not tree]

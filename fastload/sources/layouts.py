@@ -44,7 +44,8 @@ from fastload.sources.tree import Tree, key_of
 Source = Callable[[Draft, Tree, SourceOptions], Samples]
 """Returns the samples of a tree of one layout, and adds notes and left-out samples to the draft.
 
-Raises SourceError if the dataset cannot be packed as it is.
+Raises SourceError if the dataset cannot be packed as it is, MissingExtraError if a package that reads it is not
+there, and OptionError for an option that does not fit it.
 """
 
 

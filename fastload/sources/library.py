@@ -98,12 +98,6 @@ def list_torchvision(draft: Draft, tree: Tree, options: SourceOptions) -> Sample
     """Returns the samples of a dataset of torchvision, split by split; its targets are labels, masks, or boxes.
 
     Files are sorted by name within a split, other samples as the class has them.
-
-    Raises:
-        MissingExtraError: torchvision is not installed, or cannot be imported.
-        OptionError: there is no such dataset, or it does not take an argument; its root folder is not given.
-        MissingFileError: it does not lie in the root folder.
-        SourceError: it gives a value that is neither image, label, mask nor boxes.
     """
     if not torchvision_evidence(tree):
         raise SourceError(

@@ -353,8 +353,7 @@ class _Search:
                             ("move one of the copies away",),
                         )
                         return
-                    sizes = [found.size for at in match.files[0] if (found := self.detail(at))]
-                    yield _sign_of_views(self.tree, (image, other), why, sizes)
+                    yield self._sign_of_views(match, why)
                     return
             seen.add(image)
 
@@ -544,10 +543,9 @@ class _Search:
     def _without_pairs(self, photos: list[Match]) -> None:
         """Notes what looks like pairs by its names."""
         if photos:
-            one, other = photos[0].image.shown, photos[0].mask.shown
-            seen = f"{one} and {other} have names as of images and masks, and equal files, but both show photographs"
-            own = "for pairs of photographs, a dataset of your own: `pack_images(dataset, 'OUT.h5')`"
-            self.pairing.doubts.append(Sign(seen, (f"to pack {one} alone, give that folder itself", own)))
+            sign = self._sign_of_views(photos[0], "are called as images and masks are")
+            own = f"to pack {photos[0].image.shown} alone, give that folder itself"
+            self.pairing.doubts.append(replace(sign, ways=(*sign.ways, own)))
             return
         for mask in filter(self._named, self.groups):
             beside = next((group for group in self.groups if self._is_beside(group, mask)), None)
@@ -560,6 +558,27 @@ class _Search:
                 name = "give each image one mask of its name; all masks may have one beginning or end more"
                 self.pairing.doubts.append(Sign(seen, (name, f"to pack {beside.shown} alone, give that folder itself")))
                 return
+
+    def _sign_of_views(self, match: Match, why: str) -> Sign:
+        """Returns the sign that two groups of photographs are pairs, with lines that pack them."""
+        tree, groups, lines, files = self.tree, (match.image, match.mask), list[str](), list[str]()
+        for group in groups:
+            folder, _, base = group.shown.rpartition("/")
+            name = (group.head + group.tail).strip("_-. ") or key_of(group.pattern.rpartition("/")[2])
+            files.append(f"{name}.h5" if f"{name}.h5" not in files else f"{name}_2.h5")
+            if base or "*" in folder:
+                found = f"sorted(Path({str(tree.path)!r}).glob({group.shown + ('.*' if base else '*')!r}))"
+                lines.append(f"`pack_images({found}, {files[-1]!r})`")
+            else:
+                lines.append(f"`fastload pack {shlex.quote(str(tree.path / group.pattern))} {shlex.quote(files[-1])}`")
+        sizes = [seen.size for at in match.files[0] if (seen := self.detail(at))]
+        sized = "of one size" if len(set(sizes)) == 1 else f"such as {' and '.join(f'{w}x{h}' for h, w in sizes)}"
+        read = ", ".join(f"FastLoader({file!r}, 16, shuffle='full')" for file in files)
+        return Sign(
+            f"{groups[0].shown} and {groups[1].shown} hold photographs of the same names ({sized}), which {why}: "
+            "pairs, as of an input and its target, which no classes are",
+            (f"for pairs, a file of each, whose rows have one order: {' and '.join(lines)}, read by `zip({read})`",),
+        )
 
     def _is_beside(self, image: Group, mask: Group) -> bool:
         """Whether a group is called like images, and lies where another, called like masks, has its own."""
@@ -767,30 +786,6 @@ def _no_counter(cores: list[str], count: int) -> bool:
     return len(cores) > 2 and (2 * len(letters) > len(cores) or sparse)
 
 
-def _sign_of_views(tree: Tree, groups: tuple[Group, Group], why: str, sizes: list[tuple[int, int]]) -> Sign:
-    """Returns the sign that two groups of photographs are pairs, with lines that pack them."""
-    lines, files = list[str](), list[str]()
-    for group in groups:
-        folder, _, base = group.shown.rpartition("/")
-        name = (group.head + group.tail).strip("_-. ") or key_of(group.pattern.rpartition("/")[2])
-        files.append(f"{name}.h5" if f"{name}.h5" not in files else f"{name}_2.h5")
-        if base or "*" in folder:
-            found = f"sorted(Path({str(tree.path)!r}).glob({group.shown + ('.*' if base else '*')!r}))"
-            lines.append(f"`pack_images({found}, {files[-1]!r})`")
-        else:
-            lines.append(f"`fastload pack {shlex.quote(str(tree.path / group.pattern))} {shlex.quote(files[-1])}`")
-    sized = "of one size" if len(set(sizes)) == 1 else f"such as {' and '.join(f'{w}x{h}' for h, w in sizes)}"
-    read = ", ".join(f"FastLoader({file!r}, 16, shuffle='full')" for file in files)
-    return Sign(
-        f"{groups[0].shown} and {groups[1].shown} hold photographs of the same names ({sized}), which {why}: pairs, as "
-        "of an input and its target, which no classes are",
-        (f"for pairs, a file of each, whose rows have one order: {' and '.join(lines)}, read by `zip({read})`",),
-    )
-
-
-_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
-
-
 def mask_folders_evidence(tree: Tree) -> list[str]:
     """Returns an image of a tree and its mask, if it is certain which images are masks of which."""
     found = find_pairs(tree)
@@ -834,6 +829,9 @@ def _splits_of_several(tree: Tree) -> list[Sign]:
     ]
 
 
+_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+
+
 def _in_a_table(tree: Tree, found: Pairing) -> bool:
     """Whether a table names a mask, or samples of a WebDataset hold them: then these list the dataset."""
     tables = [i for i, name in tree.not_images if name.count("/") < 2 and name.lower().endswith(_TABLES)]
@@ -850,10 +848,6 @@ def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Sampl
 
     The meaning of the masks' values is unknown: classes have no names. There is an `ignore_index` only if a whole
     split has no masks: a value that no mask holds, mostly 255, fills its rows.
-
-    Raises:
-        SourceError: no image has a mask, or several; in a split with masks, an image without its mask; a mask without
-            its image (the latter two unless skipped).
     """
     draft.leave_out_broken(tree)
     found = find_pairs(tree, options.mask_files)

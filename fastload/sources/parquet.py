@@ -441,10 +441,6 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns a dataset of Parquet or Arrow files, row by row.
 
     Columns are as in a manifest; lists of numbers, all of one length, keep their dtype: `input_ids` int64 (N, L).
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-        SourceError: a file is damaged, or a column has different types; a row has no image or label (unless skipped).
     """
     notes = draft.notes
     table, written = _open_table(draft, tree)

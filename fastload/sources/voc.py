@@ -55,10 +55,6 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     Columns, if there are Annotations: `boxes` float32 (N, M, 4) as x, y, width, height from 0 (VOC counts pixels from 1
     and includes the last: x = xmin - 1, width = xmax - xmin + 1), `box_labels` int64 (N, M), `box_difficult` uint8
     (N, M), `num_boxes` int64 (N,).
-
-    Raises:
-        SourceError: there are several years, no images or no lists; a listed image has no file, mask or annotation, or
-            a damaged one (unless skipped); a list contradicts itself.
     """
     draft.leave_out_broken(tree)
     root = _one_year(tree)

@@ -532,11 +532,6 @@ def list_webdataset(draft: Draft, tree: Tree, options: SourceOptions) -> Samples
 
     Columns: `labels` int64 (N,) from `cls` (or `class`, or `label` in the json); other integer fields by their names;
     every number of the json; arrays of the npy. Keys are the members that hold the images, below their shard.
-
-    Raises:
-        SourceError: fields of a sample are not adjacent or occur twice, a sample lacks a field that most have, a field
-            is a pickle or has a wrong value (these unless skipped); a sample has several images and no option says
-            which to pack.
     """
     grouped = group_samples(draft, tree)
     samples = grouped.samples

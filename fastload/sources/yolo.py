@@ -109,11 +109,6 @@ def list_yolo(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     Columns: `boxes` float32 (N, M, 4) as x, y, width, height in pixels of the upright image, `box_labels` int64 (N, M),
     -1 behind the last, `num_boxes` int64 (N,); with `kpt_shape` in data.yaml, `keypoints` float32 (N, M, K, 3) as x, y
     and visibility (0: not labelled, 1: hidden, 2: visible).
-
-    Raises:
-        SourceError: no image has labels; a line is no object; a class has no name; a box lies outside of its image; a
-            file of labels has no image (these leave out the image if skipped); the names cannot be read.
-        MissingExtraError: there is a data.yaml, and PyYAML is not installed.
     """
     draft.leave_out_broken(tree)
     pairs = _pair(tree)

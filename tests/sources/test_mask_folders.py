@@ -297,7 +297,12 @@ def trees(root: Path, kind: str) -> Path:
             "rgb/ and label/ are images and their masks, but depth/ next to",
             "mask-folders",
         ),
-        ("photographs of photographs", "input/ and target/ .* but both show photographs", "give that folder itself"),
+        (
+            "photographs of photographs",
+            "input/ and target/ hold photographs of the same names .* are called as images and masks are: pairs",
+            "give that folder itself",
+        ),
+        ("photographs of photographs", "pairs, as of an input and its target", r"read by `zip\(FastLoader\('input.h5'"),
     ],
 )
 def test_likely_pairs_that_are_not_certain_are_refused_with_what_would_be_right(

@@ -46,12 +46,7 @@ def hdf5_evidence(tree: Tree) -> list[str]:
 
 
 def list_hdf5(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
-    """Returns the rows of HDF5 datasets; `samples_of_arrays` decides by name what each dataset is.
-
-    Raises:
-        SourceError: there is no HDF5 file, or one that is unsafe, damaged or packed by fastload; or for the reasons of
-            `samples_of_arrays`.
-    """
+    """Returns the rows of HDF5 datasets; `samples_of_arrays` decides by name what each dataset is."""
     positions = [i for i, name in tree.not_images if name.lower().endswith(_SUFFIXES)]
     tree.known[positions], names = True, [tree.names[i] for i in positions]
     if not names:

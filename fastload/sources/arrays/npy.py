@@ -47,11 +47,7 @@ def arrays_evidence(tree: Tree) -> list[str]:
 
 
 def list_arrays(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
-    """Returns the rows of NumPy arrays; `samples_of_arrays` decides by name what each array is.
-
-    Raises:
-        SourceError: a file is damaged or holds Python objects; or for the reasons of `samples_of_arrays`.
-    """
+    """Returns the rows of NumPy arrays; `samples_of_arrays` decides by name what each array is."""
     positions = [i for i, name in enumerate(tree.names) if name.lower().endswith(_SUFFIXES)]
     if not positions:
         raise SourceError(f"{tree.given}: no .npy or .npz file. Give the file, or the folder that holds them.")
@@ -62,8 +58,7 @@ def list_arrays(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             "Give one of them; or name them train.npz, val.npz and test.npz."
         )
     arrays = [array for i in positions for array in (read_npz if tree.names[i] in bundles else _read_npy)(tree, i)]
-    if flat := [array.name for array in arrays if not array.shape]:
-        draft.notes.append(f"Ignored, since they are single values: {first_few(flat)}.")
+    draft.note("Ignored, since they are single values", [array.name for array in arrays if not array.shape])
     tree.known[positions] = True
     return samples_of_arrays(draft, arrays, options)
 

@@ -78,13 +78,7 @@ def mds_evidence(tree: Tree) -> list[str]:
 
 
 def list_mds(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
-    """Returns the samples of MDS shards in their order; splits by the names of folders.
-
-    Raises:
-        SourceError: an index is damaged; a shard is missing, of another size than its index says, or compressed in a
-            way that is not read; a field is a pickle (unless skipped); for the reasons of `list_records`.
-        MissingExtraError: a shard is compressed with zstd, and zstandard is not installed.
-    """
+    """Returns the samples of MDS shards in their order; splits by the names of folders."""
     found: dict[str, _Shard] = {}  # by name: an index for all folders names the same shards as those in them
     for i in _indexes(tree):
         found |= {shard.name: shard for shard in _shards_of(tree, i)}

@@ -84,10 +84,6 @@ def list_tfrecord(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 
     Columns are as in `list_records`; `boxes` (x, y, width, height in pixels), `num_boxes` and `box_labels` of
     image/object/bbox/xmin and its kin, or of objects/bbox as tensorflow-datasets writes it.
-
-    Raises:
-        SourceError: a file is damaged or cut short, or some are missing by their names; images are raw pixels of
-            unknown shape; for the reasons of `list_records`.
     """
     positions = _positions(tree)
     if not positions:

@@ -377,10 +377,6 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 
     Columns: `labels` (classes, or vectors of 0 and 1), `targets` of floats, boxes, `caption`, and other columns of
     numbers or recurring text by their own names.
-
-    Raises:
-        SourceError: a table is broken; a row has no image or no label, or an image has two rows without boxes (unless
-            skipped); a path leads out of the folder.
     """
     rows, index = _read_tables(draft, tree, options)
     rows = _find_images(draft, rows, index, options)
