@@ -173,10 +173,7 @@ def with_parents(folder: str) -> list[str]:
 
 def cut_short(path: Path | str, name: str) -> str:
     """Returns the error message about a member that reaches beyond the end of its archive."""
-    return (
-        f"{path}: member {key_of(name)} reaches beyond the data: the archive is damaged or cut short. "
-        "Copy or download it again."
-    )
+    return f"{path}: member {key_of(name)} reaches beyond the data: the archive is cut short. Fetch it again."
 
 
 _METHODS = {9: "deflate64", 12: "bzip2", 14: "LZMA", 93: "zstd", 95: "xz"}
@@ -200,9 +197,7 @@ def list_zip(path: Path) -> FoundMembers:
         raise
     # Values that cannot be make it seek before the file, overflow, or find a version of zip that there is not.
     except (zipfile.BadZipFile, ValueError, OverflowError, OSError, RuntimeError, struct.error, EOFError) as exc:
-        raise SourceError(
-            f"{path}: the list of members at the end of this zip is damaged or missing ({exc}). {_mended(path)}"
-        ) from exc
+        raise SourceError(f"{path}: the list at the end of this zip is damaged ({exc}). {_mended(path)}") from exc
     # Some archivers of Windows write `train\\cat\\1.jpg` against the specification; others add to such a zip.
     if turned := [key_of(_zip_name(info)) for info in infos if "\\" in info.filename]:
         found.notes.append(f"Names with backslashes were read as folders ({len(turned)}): {first_few(turned, 2)}.")
@@ -230,10 +225,7 @@ def _mended(path: Path) -> str:
     if not isinstance(path, ObjectPath) and first.exists():
         how = f"`zip -s 0 {typed(path)} --out joined.zip`"
         return f"It is the last part of a split archive, for {first.name} lies next to it. Join them: {how}."
-    return (
-        "The copy or download was probably cut short: fetch it again, or try "
-        f"`zip -FF {typed(path)} --out repaired.zip`."
-    )
+    return f"The copy was probably cut short: fetch it again, or try `zip -FF {typed(path)} --out repaired.zip`."
 
 
 def _why_refused(info: zipfile.ZipInfo) -> str:
@@ -254,10 +246,8 @@ def _why_refused(info: zipfile.ZipInfo) -> str:
     if info.file_size > _DEFLATE_RATIO * info.compress_size + 1024:
         return f"claims {info.file_size} bytes, more than {info.compress_size} compressed ones can hold"
     if info.file_size > _LARGE and info.file_size > _SUSPICIOUS_RATIO * info.compress_size:
-        return (
-            f"would inflate {info.compress_size} bytes to {info.file_size}, as a decompression bomb does; "
-            "unpack the archive if it is none"
-        )
+        sizes = f"{info.compress_size} bytes to {info.file_size}"
+        return f"would inflate {sizes}, as a decompression bomb does; unpack the archive if it is none"
     return ""
 
 
@@ -357,9 +347,7 @@ def list_tar(
     if len(rest) < 512:
         raise SourceError(_no_end_mark(where, stopped))
     if any(rest[:512]):
-        raise SourceError(
-            f"{where}: this tar is damaged at byte {stopped}, where a member should begin. Copy or download it again."
-        )
+        raise SourceError(f"{where}: this tar is damaged at byte {stopped}, where a member should be. Fetch it again.")
     if any(rest):
         raise SourceError(
             f"{where}: there is more data behind the end of this tar (byte {stopped}), perhaps a second one written "

@@ -111,11 +111,8 @@ def keypoints_column(
         flip_pairs: K numbers of points; (): by the names, such as left_eye and right_eye.
     """
     flip_pairs = tuple(flip_pairs) or flip_pairs_of(names)
-    attrs = {
-        "names": tuple(names),
-        "skeleton": tuple(number for pair in skeleton for number in pair),
-        "flip_pairs": flip_pairs,
-    }
+    joined = tuple(number for pair in skeleton for number in pair)
+    attrs = {"names": tuple(names), "skeleton": joined, "flip_pairs": flip_pairs}
     return Column(slots.padded(points), {name: value for name, value in attrs.items() if value}, "xyv")
 
 
@@ -211,9 +208,8 @@ def with_box_forms(listing: Listing, form: BoxForm = "auto") -> Listing:
         if is_box and form != "auto" and column.values.ndim > 1 and column.values.shape[-1] == 4:
             values, moves, numbers = in_stored_form(column.values, form)
             columns[name] = replace(column, values=values, attrs={"names": numbers} | column.attrs, moves=moves)
-            notes.append(
-                f"Column {name!r} holds {_SHOWN[moves]}, as asked for{' (by their middle)' * (form == 'cxcywh')}."
-            )
+            middle = " (by their middle)" * (form == "cxcywh")
+            notes.append(f"Column {name!r} holds {_SHOWN[moves]}, as asked for{middle}.")
             continue
         moves, why = _box_form(listing.files, column) if is_box else _point_form(name.lower(), column)
         if moves:

@@ -169,10 +169,8 @@ def _coco(tree: Tree, at: int) -> Iterator[_Caption]:
 def _karpathy(tree: Tree, at: int) -> Iterator[_Caption]:
     for where, number, item in _elements(tree, at):
         for sentence in item.get("sentences", ()) if where == "images" else ():
-            name, text = (
-                _get(tree, at, item, "filename", f"images[{number}]"),
-                _get(tree, at, sentence, "raw", "sentences"),
-            )
+            name = _get(tree, at, item, "filename", f"images[{number}]")
+            text = _get(tree, at, sentence, "raw", "sentences")
             folder, split = str(item.get("filepath", "")), str(item.get("split", ""))
             yield _Caption(f"{folder}/{name}" if folder else name, text, SPLITS.get(split, split))
 
@@ -219,9 +217,7 @@ def _sbu(tree: Tree, at: int) -> Iterator[_Caption]:
         raise SourceError(f"{tree.where(at)}: its captions, {key_of(other)}, are not there. Fetch that file, too.")
     urls, texts = (list(_lines(tree, part, blank=True)) for part in (at, tree.names.index(other)))
     if len(urls) != len(texts):
-        raise SourceError(
-            f"{tree.where(at)} has {len(urls):,} lines, {key_of(other)} {len(texts):,}. Fetch both again."
-        )
+        raise SourceError(f"{tree.where(at)} has {len(urls):,} lines, {key_of(other)} {len(texts):,}. Fetch both.")
     for (_, url), (_, text) in zip(urls, texts, strict=True):
         yield _Caption(url.strip().rpartition("/")[2], text.rstrip())  # as torchvision's SBU reads it
 
@@ -364,9 +360,8 @@ def captions_of(draft: Draft, tree: Tree, images: Sequence[int], options: Source
     if options.captions == "none":
         return {}
     texts, _, _ = captions_by_image(draft, tree)
-    return caption_columns(
-        draft, [texts.get(i, ()) for i in images], options, lambda row: key_of(tree.names[images[row]])
-    )
+    found = [texts.get(i, ()) for i in images]
+    return caption_columns(draft, found, options, lambda row: key_of(tree.names[images[row]]))
 
 
 def list_captions(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
@@ -384,9 +379,8 @@ def list_captions(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     said = {stem_of(line.text): split for split, lines in _lists_of_splits(tree) for line in lines}
     images = sorted(texts)
     by_folder = folder_splits([tree.names[i] for i in images])
-    split_of = [
-        splits.get(i) or said.get(stem_of(tree.names[i])) or at for i, at in zip(images, by_folder, strict=True)
-    ]
+    stems = [stem_of(tree.names[i]) for i in images]
+    split_of = [splits.get(i) or said.get(stem) or at for i, stem, at in zip(images, stems, by_folder, strict=True)]
     columns = caption_columns(draft, [texts[i] for i in images], options, lambda row: key_of(tree.names[images[row]]))
     return Samples.in_tree(tree, images, Splits.of(split_of), columns, by_name=True)
 

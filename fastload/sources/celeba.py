@@ -293,9 +293,7 @@ def parse_table(data: bytes, path: str, num_values: int | None = None) -> TextTa
         if seen.setdefault(image, line) != line:
             twice.append(f"{image} (lines {seen[image]} and {line})")
     if twice:
-        raise SourceError(
-            f"{path}: images with more than one row ({len(twice)}): {first_few(twice)}. Remove the wrong rows."
-        )
+        raise SourceError(f"{path}: images with two rows or more ({len(twice)}): {first_few(twice)}. Remove the wrong.")
     return TextTable(path, list(seen), np.frombuffer(values, np.int32).reshape(-1, width), header, count, lines)
 
 

@@ -180,9 +180,7 @@ class Content:
         given = item.get("height") or 0, item.get("width") or 0
         size = declared_size(*given)
         if given != (0, 0) and size == (0, 0):
-            raise SourceError(
-                f"{where} ({name:.200}) has the height {given[0]!r:.40} and width {given[1]!r:.40}. Fix the file."
-            )
+            raise SourceError(f"{where} ({name:.200}) has height {given[0]!r:.40}, width {given[1]!r:.40}. Fix it.")
         self._index[number] = len(self._names)
         self._names.append(name)
         self._sizes.extend(size)
@@ -762,9 +760,7 @@ def _check_categories(draft: Draft, files: list[tuple[str, Instances]]) -> None:
     (name, first), *others = files
     for other, content in others:
         if content.categories != first.categories:
-            raise SourceError(
-                f"{draft.where}: {name} and {other} have different categories. Pack each by itself, or fix the files."
-            )
+            raise SourceError(f"{draft.where}: {name} and {other} have different categories. Pack each by itself.")
 
 
 def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, images: list[int]) -> Masks:

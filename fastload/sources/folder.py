@@ -161,9 +161,7 @@ def find_images(tree: Tree) -> NDArray[np.int64]:
         why = f"it is empty but for folders ({len(tree.folders)})" if tree.folders else "it is empty"
         if amiss := tree.broken or tree.passed:
             why = f"{key_of(amiss[0][0])} {amiss[0][1]}, and there is nothing else"
-        raise SourceError(
-            f"{tree.path} holds no image: {why}. Give the folder or archive that holds the images ({looked})."
-        )
+        raise SourceError(f"{tree.path} holds no image: {why}. Give the folder or archive of the images ({looked}).")
     if refused := foreign_format(tree):
         raise SourceError(refused)
     found = Counter(Path(name).suffix.lower() or "no suffix" for name in tree.names)

@@ -93,9 +93,7 @@ class GroundTruth:
         parts = (line.text.partition("\t") for line in lines)
         self.more_words = {wnid: key_of(words.strip()) for wnid, _, words in parts if WNID.fullmatch(wnid)}
         if not self.words and not self.more_words:
-            draft.notes.append(
-                f"There is no {SYNSETS[0]} and no readable devkit: classes have only their wnids as names."
-            )
+            draft.notes.append(f"There is no {SYNSETS[0]} and no readable devkit: classes have only wnids as names.")
 
     def where(self, base: str) -> str:
         """Returns the path of a file, which may lie in the packed devkit, for messages."""
@@ -322,9 +320,8 @@ def _find_parts(draft: Draft, tree: Tree) -> list[_Part]:
     for i, name, base in files:
         match, split = _CLASS_ARCHIVE.fullmatch(base), _of_split(base)
         if (match and name.removesuffix(".tar") in unpacked) or split in have:
-            draft.notes.append(
-                f"Read the images of {match[1] if match else repr(split)} in its folder, not {key_of(name)}."
-            )
+            place = match[1] if match else repr(split)
+            draft.notes.append(f"Read the images of {place} in its folder, not {key_of(name)}.")
             others.append(name)
         elif match:
             classes.append(i)

@@ -223,9 +223,7 @@ def list_source(
     # Layouts of known datasets give the form of their boxes; formats may only name a column so.
     listing = with_box_forms(listing, options.boxes) if LAYOUTS[name].kind == "format" else listing
     if options.boxes != "auto" and not any(column.moves in ("xywh", "xyxy") for column in listing.columns.values()):
-        raise OptionError(
-            f"{tree.given}: `--boxes {options.boxes}`, but nothing here holds boxes in pixels. Leave it out."
-        )
+        raise OptionError(f"{tree.given}: `--boxes {options.boxes}`, but nothing here holds boxes in pixels.")
     return listing
 
 

@@ -84,9 +84,8 @@ def library_tree(path: str | Path) -> Path | Tree:
     if text.startswith(HUGGING_FACE):
         return _cached_dataset(text.removeprefix(HUGGING_FACE))
     nothing = np.zeros(0, np.int64)
-    return Tree(
-        path=Path(path), names=[], sizes=nothing, mtimes_ns=nothing, files=FolderFiles.of(b"", [], nothing, nothing)
-    )
+    files = FolderFiles.of(b"", [], nothing, nothing)
+    return Tree(path=Path(path), names=[], sizes=nothing, mtimes_ns=nothing, files=files)
 
 
 def torchvision_evidence(tree: Tree) -> list[str]:
@@ -148,9 +147,8 @@ def list_torchvision(draft: Draft, tree: Tree, options: SourceOptions) -> Sample
             f"names it: see `help(torchvision.datasets.{name})`. `--download` has torchvision fetch it."
         )
     if absent:
-        draft.notes.append(
-            f"Splits that are not there: {'; '.join(f'{split}: {why[:200]}' for split, why in absent.items())}"
-        )
+        said = "; ".join(f"{split}: {why[:200]}" for split, why in absent.items())
+        draft.notes.append(f"Splits that are not there: {said}")
     counts = ", ".join(f"{split or 'samples'} {len(part):,}" for split, part in parts.items())
     draft.title = f"Layout torchvision: {name} in {root}: {counts}."
     as_files = all(part.is_of_files() for part in parts.values())
@@ -170,9 +168,7 @@ def _dataset_class(name: str, where: str) -> type[Any]:
     except ModuleNotFoundError as exc:
         if exc.name not in ("torch", "torchvision"):
             raise
-        raise MissingExtraError(
-            f"{where}: {exc.name} is not installed. Install it with: pip install torchvision."
-        ) from exc
+        raise MissingExtraError(f"{where}: {exc.name} is not installed: `pip install torchvision`.") from exc
     except Exception as exc:
         raise MissingExtraError(
             f"{where}: torchvision is installed, but cannot be imported: {exc}. It was probably built for another "
@@ -211,9 +207,7 @@ def _parsed(given: list[str], accepted: Mapping[str, Any], where: str) -> dict[s
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or name not in usable:
-            raise OptionError(
-                f"{where}: {text!r} is no argument of it. Write NAME=VALUE; it takes {', '.join(usable) or 'none'}."
-            )
+            raise OptionError(f"{where}: {text!r} is no NAME=VALUE of its arguments {', '.join(usable) or '(none)'}.")
         plain = {"true": True, "false": False, "none": None}
         whole = value.removeprefix("-").isdecimal() and accepted[name].annotation not in (str, "str")
         found[name] = plain[value.lower()] if value.lower() in plain else int(value) if whole else value

@@ -62,9 +62,7 @@ class MaskOptions:
         if self.palette and self.values != "auto":
             raise OptionError("`--palette` says what colours mean, `--mask-values` what numbers do. Give one of them.")
         if self.ignore and not self.palette and self.values in ("auto", "keep"):
-            raise OptionError(
-                "`--ignore-index` belongs to `--mask-values` or `--palette`, which say what the other values are."
-            )
+            raise OptionError("`--ignore-index` belongs to `--mask-values` or `--palette`, which say what others are.")
         if self.palette:
             _classes_of_palette(self.palette, self.ignore)
         elif self.values not in ("auto", "keep"):
@@ -193,12 +191,8 @@ def _classes(masks: Masks, options: MaskOptions) -> tuple[Classes | None, list[s
     top = seen[-1]
     if len(seen) > 2:
         others = first_few(map(str, seen[1:-1]))
-        return None, [
-            f"Masks hold 0, {top} and {others} {looked}, and stay as they are: `--mask-values` names classes."
-        ]
-    note = (
-        f"Masks hold 0 and {top} {looked}: packed as the classes 0 and 1; `--mask-values keep` leaves them as they are."
-    )
+        return None, [f"Masks hold 0, {top} and {others} {looked}, and stay so: `--mask-values` names classes."]
+    note = f"Masks hold 0 and {top} {looked}: packed as classes 0 and 1; `--mask-values keep` leaves them as they are."
     return Classes(seen, ("0", str(top)), guessed=True), [note]
 
 
@@ -212,9 +206,7 @@ def _classes_of_palette(palette: Palette, ignore: str) -> Classes:
         else:
             codes[name] = code
     if ignore and not ignored:
-        raise OptionError(
-            f"ignore_index={ignore!r}: no class of the palette has that name; they are {first_few(codes, 12)}."
-        )
+        raise OptionError(f"ignore_index={ignore!r}: no class of the palette is called so: {first_few(codes, 12)}.")
     return Classes(tuple(codes.values()), tuple(codes), ignored, colours=True)
 
 
@@ -237,9 +229,7 @@ def _classes_of_values(text: str, ignore: str) -> Classes:
     if ignore:
         value = next((value for value, name in found.items() if name == ignore), ignore)
         if not str(value).isdigit() or int(value) > 65_535:
-            raise OptionError(
-                f"ignore_index={ignore!r}: with `--mask-values` it is a value, such as 255, or one of its names."
-            )
+            raise OptionError(f"ignore_index={ignore!r}: with `--mask-values` a value, such as 255, or a name of it.")
         ignored = (int(value),)
         found.pop(int(value), None)
     if not 1 <= len(found) <= _MOST_CLASSES:

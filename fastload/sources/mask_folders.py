@@ -129,9 +129,8 @@ class Group:
         cuts = [at for at in range(1, len(first)) if _is_border(first[at - 1], first[at])]
         heads = ["", *(first[:at] for at in cuts if at <= before)][:4]
         tails = ["", *(first[at:] for at in reversed(cuts) if len(first) - at <= behind)][:5]
-        return sorted(
-            ((head, tail) for head in heads for tail in tails), key=lambda ends: (len(ends[0] + ends[1]), ends)
-        )
+        ends = [(head, tail) for head in heads for tail in tails]
+        return sorted(ends, key=lambda ends: (len(ends[0] + ends[1]), ends))
 
     @property
     def shown(self) -> str:
@@ -461,12 +460,8 @@ class _Search:
             same &= 0 in (*size, *whole) or abs(size[1] * whole[0] / (size[0] * whole[1]) - 1) <= _SAME
         if "photo" in masks and (not both_named or "photo" in images):
             return "photos" if both_named else ""
-        alike = (
-            "photo" in images
-            and masks <= {"mask", "lines", "colours"}
-            and same
-            and not by_image & _MASK_WORDS - by_mask
-        )
+        drawn = masks <= {"mask", "lines", "colours"} and not by_image & _MASK_WORDS - by_mask
+        alike = "photo" in images and drawn and same
         return "pair" if named or alike else ""
 
     def _far(self, match: Match) -> tuple[int, ...]:
@@ -499,9 +494,7 @@ class _Search:
         thin = "lines" in self._shows(first)
         if not words[1] & _MASK_WORDS and (thin or first.image.pattern != first.mask.pattern):
             what = "masks, or drawings," if thin else "masks"
-            seen = (
-                f"{first.mask.shown} looks like {what} of the images in {first.image.shown}, which have the same names"
-            )
+            seen = f"{first.mask.shown} looks like {what} of the images in {first.image.shown}, of the same names"
             ways = ["`--layout mask-folders`, if they are"]
             ways += [f"`--mask-files '{first.glob()}'`, likewise"] * thin
             self.pairing.doubts.append(Sign(seen, tuple(ways)))
@@ -534,9 +527,7 @@ class _Search:
         strays = max(_STRAYS, _STRAY * sum(match.image.count for match in paired))
         if any(group.pattern for group in rest) or sum(group.count for group in rest) > strays:
             shown, one = first_few([group.shown for group in rest]), paired[0]
-            seen = (
-                f"{one.image.shown} and {one.mask.shown} are images and their masks, but {shown} next to them has none"
-            )
+            seen = f"{one.image.shown} and {one.mask.shown} are images and masks, but {shown} next to them has none"
             leave = f"`--layout mask-folders`, which packs the pairs and leaves {shown} out"
             self.pairing.doubts.append(Sign(seen, (leave, f"move {shown} away, if it is no part of the dataset")))
 

@@ -389,9 +389,7 @@ def _column(parts: Mapping[str, Any], labels: list[Any], rows: list[int], kind: 
     if not first:
         return None
     if len(first) > 1:
-        raise SourceError(
-            f"{kind}: labels of several kinds: {', '.join(list(first.values())[:2])}. Give all of them as one kind."
-        )
+        raise SourceError(f"{kind}: labels of several kinds: {', '.join(list(first.values())[:2])}. Give one kind.")
     named = [_classes(part) for part in parts.values()]
     classes = next((names for names in named if names), ())
     if len({names for names in named if names}) > 1 and int in first:

@@ -61,9 +61,7 @@ def open_tree(path: str | Path | Tree) -> Tree:
             fix = f"Patterns are not expanded. To pack all shards, give the folder that holds them: {path.parent}"
         raise MissingFileError(f"{path}: there is no such file or folder. {fix}") from exc
     except OSError as exc:
-        raise SourceError(
-            f"{path} cannot be read: {exc.strerror}. Check the permissions of the folders above it."
-        ) from exc
+        raise SourceError(f"{path} cannot be read: {exc.strerror}. Check the rights of the folders above it.") from exc
     if stat.S_ISDIR(status.st_mode):
         return _walk(path)
     if stat.S_ISREG(status.st_mode) and _is_table(path):

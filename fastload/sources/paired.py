@@ -175,9 +175,7 @@ def _find(tree: Tree, spec: Paired) -> Found:
     folder_of: dict[str, str] = {}
     for folder, split in sorted({(key[0], found.splits[key]) for key in images}):
         if (other := folder_of.setdefault(split, folder)) != folder:
-            raise SourceError(
-                f"{tree.given}: {key_of(other)}/ and {key_of(folder)}/ are both the split {split!r}. Give one."
-            )
+            raise SourceError(f"{tree.given}: {key_of(other)}/ and {key_of(folder)}/ are both {split!r}. Give one.")
     return Found(images, found.splits, masks)
 
 
@@ -387,9 +385,7 @@ def _meaning(draft: Draft, tree: Tree, kind: MaskKind, at: list[int]) -> tuple[t
     if seen:
         span = f"{seen[0]}..{(labelled or seen)[-1]}{', 255' if seen[-1] == 255 else ''}"
         shown = "0..149 with 255 = ignore, shifted as for detectron2" if shifted else "0 = other and ignored, 1..150"
-        draft.notes.append(
-            f"Masks in {kind.name}: {shown}, by their values ({span} in a sample of them); kept as they are."
-        )
+        draft.notes.append(f"Masks in {kind.name}: {shown}, by their values ({span} in a sample); kept as they are.")
     names = _class_names(draft, tree)
     return names if shifted or not names else ("other", *names), 255 if shifted else 0
 
@@ -397,9 +393,8 @@ def _meaning(draft: Draft, tree: Tree, kind: MaskKind, at: list[int]) -> tuple[t
 def _read_text(draft: Draft, tree: Tree, base: str, without: str) -> list[Line]:
     """Returns the lines of a text file that lies next to the images, else of the first found elsewhere; [] for none."""
     found = [i for i, name in tree.not_images if split_path(name)[1] == base]
-    lines = (
-        tree.lines(max(found, key=lambda i: f"{split_path(tree.names[i])[0]}images" in tree.folders)) if found else []
-    )
+    nearest = max(found, key=lambda i: f"{split_path(tree.names[i])[0]}images" in tree.folders, default=-1)
+    lines = tree.lines(nearest) if found else []
     if not lines:
         draft.notes.append(f"There is no {base}{', or it is empty' * bool(found)}: {without}.")
     return lines
@@ -431,9 +426,7 @@ def _scenes(draft: Draft, tree: Tree, found: Found, kept: list[Key]) -> dict[str
     """Returns the column of the images' scenes; {} without their file."""
     images, stems = {key[-1] for key in found.images}, [key[-1] for key in kept]
     if listed := [stem for stem in CALLED_CORRUPTED if stem in images]:
-        draft.notes.append(
-            f"Kept, though the converter of MosaicML Streaming calls them corrupted: {', '.join(listed)}."
-        )
+        draft.notes.append(f"Kept, though MosaicML Streaming's converter calls them corrupted: {', '.join(listed)}.")
     scene_of: dict[str, str] = {}
     for line in _read_text(draft, tree, SCENES, "no labels"):
         stem, _, scene = line.text.partition(" ")

@@ -104,9 +104,7 @@ class Shard:
     def check(self, rows: int) -> None:
         """Refuses a file that holds another number of rows than it states."""
         if rows != self.num_rows:
-            raise SourceError(
-                f"{self.path} is damaged: it promises {self.num_rows} rows and holds {rows}. Fetch it again."
-            )
+            raise SourceError(f"{self.path} is damaged: {rows} rows in place of {self.num_rows}. Fetch it again.")
 
     def num_bytes(self) -> int:
         """Returns the bytes of all columns of a Parquet file when unpacked, an upper bound for the images' bytes."""
@@ -227,9 +225,7 @@ def translate_errors(path: Path) -> Iterator[None]:
         raise
     except (pa.ArrowException, OSError, ValueError) as exc:  # ValueError: the schema holds text that is not UTF-8
         if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
-            raise SourceError(
-                f"{path} cannot be opened: too many files are open. Allow more with `ulimit -n`, or close some."
-            ) from exc
+            raise SourceError(f"{path} cannot be opened: too many open files. Allow more with `ulimit -n`.") from exc
         fix = "It is damaged or cut short; fetch it again."
         with suppress(OSError, ValueError):
             if not isinstance(path, ObjectPath) and _begins(path, _LFS):
@@ -488,9 +484,8 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     mtimes, counts = written[table.shard_of], [shard.num_rows for shard in table.shards]
     if images:
         mtimes = np.maximum(mtimes, images.mtimes_ns)
-        samples = Samples(
-            keys_in_shards(table.files, counts, images.paths), images.files, images.sizes, mtimes, splits, columns
-        )
+        keys = keys_in_shards(table.files, counts, images.paths)
+        samples = Samples(keys, images.files, images.sizes, mtimes, splits, columns)
     elif not columns:
         there = ", ".join(table.names)
         raise SourceError(f"{tree.given}: there is neither a column of images nor one of numbers: {there}.")
@@ -534,9 +529,7 @@ def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]
     names = [tree.names[i] for i in positions]
     shards = [Shard(tree.path / name) for name in names]
     if (total := sum(shard.num_rows for shard in shards)) == 0:
-        raise SourceError(
-            f"{tree.given}: {first_few([key_of(name) for name in names])} hold no rows. Fetch them again."
-        )
+        raise SourceError(f"{tree.given}: {first_few(list(map(key_of, names)))} hold no rows. Fetch them again.")
     # If files number their classes differently, the numbers of the training files are kept.
     table = ArrowTable(shards, names, lambda name: split_of_name(name) == "train")
     draft.title = f"Layout parquet, recognised by {first_few([key_of(name) for name in names], 3)}; {total} rows."

@@ -502,9 +502,8 @@ def _classes_in_doubt(found: ClassFolders, classes: Collection[str]) -> Iterator
     tops = Counter(top for tops in found.classes.values() for top in tops)
     if not tops:
         return
-    direct = [
-        top for split, of in found.classes.items() for top in of if f"{found.splits[split]}{top}/" in tree.image_folders
-    ]
+    placed = [(found.splits[split], top) for split, of in found.classes.items() for top in of]
+    direct = [top for at, top in placed if f"{at}{top}/" in tree.image_folders]
     if not direct and not any(at in tree.image_folders for at in found.splits.values()):
         split, at = next((split, at) for split, at in found.splits.items() if found.classes[split])
         top = next(iter(found.classes[split]))
@@ -544,10 +543,8 @@ def _other_kinds(found: ClassFolders) -> Iterator[Sign]:
     if len(bits) > 1 and set(bits) == {8, 16}:
         eight, deep = (first_few(bits[n], 3) for n in (8, 16))
         seen = f"images in {deep} have 16 bits a channel, those in {eight} have 8: depth maps or scans"
-        yield Sign(
-            f"{seen} next to photographs, not classes",
-            (f"one of them alone: {pack_command(found.tree.path / bits[8][0])}",),
-        )
+        way = f"one of them alone: {pack_command(found.tree.path / bits[8][0])}"
+        yield Sign(f"{seen} next to photographs, not classes", (way,))
 
 
 def _names_alike(found: ClassFolders, tops: set[str]) -> Iterator[Sign]:
@@ -561,9 +558,8 @@ def _names_alike(found: ClassFolders, tops: set[str]) -> Iterator[Sign]:
             together = plain is _folded and any(len(names & of.keys()) > 1 for of in found.classes.values())
             if len(names) > 1 and not together:
                 shown = " and ".join(ascii(key_of(name)) for name in sorted(names)[:3])
-                yield Sign(
-                    f"the folders {shown} differ {why}, and would be {len(names)} classes", ("rename one as the other",)
-                )
+                seen = f"the folders {shown} differ {why}, and would be {len(names)} classes"
+                yield Sign(seen, ("rename one as the other",))
                 return
 
 

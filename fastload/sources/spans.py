@@ -134,9 +134,7 @@ class ListedFile:
 
     def gone(self, exc: OSError) -> FileChangedError:
         """Returns the error about a file that can no longer be opened."""
-        return FileChangedError(
-            f"{self.path}: can no longer be opened: {exc.strerror}. Put it back, or list the dataset again."
-        )
+        return FileChangedError(f"{self.path}: can no longer be opened: {exc.strerror}. Put it back, or list again.")
 
 
 def changed_ns(info: ObjectInfo) -> int:

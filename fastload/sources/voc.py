@@ -90,9 +90,7 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         labels = np.array([number[item.name] for _, item in items], np.int64)
         difficult = np.array([item.difficult for _, item in items], np.uint8)
         columns |= slots.columns(boxes, Column(labels, {"names": classes}), box_difficult=difficult)
-        draft.notes.append(
-            "Boxes are x, y, width, height from 0: xmin - 1, ymin - 1, xmax - xmin + 1, ymax - ymin + 1."
-        )
+        draft.notes.append("Boxes are x, y, width, height from 0: xmin - 1, ymin - 1, and so on.")
     if unused := len(images) - len(pairs.images):
         draft.notes.append(f"Images that the lists used do not name were left ({unused}).")
     instance = kind == "SegmentationObject"
@@ -183,9 +181,7 @@ def _read_lists(draft: Draft, tree: Tree, root: str, stems: list[str], kind: str
     for split, position in used.items():
         lines = tree.lines(position)
         if not lines:
-            raise SourceError(
-                f"{tree.where(position)} is empty. Fetch it again, or remove it to pack without that split."
-            )
+            raise SourceError(f"{tree.where(position)} is empty. Fetch it again, or remove it to pack without.")
         for line in lines:
             if len(line.text.split()) != 1:
                 raise line.error(f"{line.text!r}, expected the name of one image. Fix the line.")

@@ -405,9 +405,8 @@ def _note_unlabelled(draft: Draft, tree: Tree, pairs: _Pairs) -> None:
     owners = defaultdict[int, list[str]](list)
     for i, at in pairs.labels.items():
         owners[at].append(key_of(tree.names[i]))
-    draft.note(
-        "Images that share one file of labels", [name for these in owners.values() if these[1:] for name in these]
-    )
+    shared = [name for these in owners.values() if these[1:] for name in these]
+    draft.note("Images that share one file of labels", shared)
     folders = Counter(split_path(tree.names[i])[0] for i in pairs.images)
     labelled = {split_path(tree.names[i])[0] for i in pairs.labels}
     bare = [f"{key_of(folder) or 'the top'} ({count})" for folder, count in folders.items() if folder not in labelled]
@@ -519,15 +518,11 @@ def _read_about(draft: Draft, tree: Tree) -> _About:
             continue
         listed = dict(enumerate(names)) if isinstance(names, list) else names
         if not isinstance(listed, dict) or sorted(map(str, listed)) != sorted(map(str, range(len(listed)))):
-            raise SourceError(
-                f"{tree.where(i)}: `names` is no list of the classes 0, 1, ...: {str(names)[:80]}. Fix it."
-            )
+            raise SourceError(f"{tree.where(i)}: `names` is no list of classes 0, 1, ...: {str(names)[:80]}. Fix it.")
         draft.notes.append(f"Classes by {key_of(tree.names[i])} ({len(listed)}).")
         by_number = {int(number): str(name) for number, name in listed.items()}
         if content.get("nc", len(listed)) != len(listed):
-            raise SourceError(
-                f"{tree.where(i)}: `nc` is {content['nc']}, and {len(listed)} classes have names. Fix it."
-            )
+            raise SourceError(f"{tree.where(i)}: `nc` is {content['nc']}, {len(listed)} classes have names. Fix it.")
         about = _About(tuple(by_number[number] for number in range(len(by_number))), file=key_of(tree.names[i]))
         about.entries = _entries(content)
         if content.get("kpt_shape") is not None:
@@ -597,9 +592,7 @@ def _read_yaml(tree: Tree, i: int) -> dict[str, Any]:
         text = tree.read_text(i)
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             # A few lines of aliases of aliases can stand for more than any memory holds.
-            raise SourceError(
-                f"{tree.where(i)}: has YAML aliases (*name), which are not read. Write out what they mean."
-            )
+            raise SourceError(f"{tree.where(i)}: has YAML aliases (*name), which are not read. Write them out.")
         content = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SourceError(f"{tree.where(i)}: is no YAML ({' '.join(str(error).split())[:120]}). Fix it.") from error

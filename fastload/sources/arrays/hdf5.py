@@ -229,9 +229,7 @@ def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], d
     if table is None or not fields:
         return {}, {}, set()
     if not {"split", "source", "start", "stop"} <= set(fields):
-        raise SourceError(
-            f"{path}: attribute `{name}` is not fuel's table of splits. Remove it to pack without splits."
-        )
+        raise SourceError(f"{path}: attribute `{name}` is not fuel's table of splits. Remove it to pack without.")
     splits, hidden, lists = dict[str, NDArray[np.int64]](), dict[str, NDArray[np.int64]](), set[str]()
     for line in table:
         split, source = (str(plain(line[key])) for key in ("split", "source"))
@@ -246,9 +244,7 @@ def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], d
         if "available" in fields and not line["available"]:
             hidden[source] = np.append(hidden.get(source, rows[:0]), rows)
         elif not np.array_equal(splits.setdefault(split, rows), rows):
-            raise SourceError(
-                f"{path}: the split {split!r} has other rows for {source} than for what stands before it."
-            )
+            raise SourceError(f"{path}: the split {split!r} has other rows for {source} than for what is before it.")
     return splits, hidden, lists
 
 

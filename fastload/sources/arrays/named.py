@@ -109,9 +109,7 @@ def samples_of_arrays(draft: Draft, arrays: list[NamedArray], options: SourceOpt
     if len(parts) == 1 and (texts := parts[0].roles.get("split")):
         names = [SPLITS.get(text.lower(), text) for text in texts.texts()]
         if (count := len(set(names))) > 255:
-            raise SourceError(
-                f"{texts.where}: names {count} splits; 255 can be. Rename the array, if it holds no splits."
-            )
+            raise SourceError(f"{texts.where}: names {count} splits; 255 can be. Rename it, if it holds no splits.")
         splits = Splits.of(names)
     files, masks = _images(parts, where), _masks(parts, where) if options.masks != "none" else None
     if options.masks == "none" and (left_out := [part.roles["masks"].name for part in parts if "masks" in part.roles]):
@@ -223,15 +221,11 @@ def _part(split: str, arrays: list[NamedArray], where: str, notes: list[str]) ->
         if (column := free_name(plain)) != plain:
             notes.append(f"{array.name} is packed as {column}: its own name means something else here.")
         if column in others:
-            raise SourceError(
-                f"{where}: {others[column].name} and {array.name} would both become {column}. Rename one."
-            )
+            raise SourceError(f"{where}: {others[column].name} and {array.name} would both be {column}. Rename one.")
         others[column] = array
     used = [array for role, array in roles.items() if role != "names"] + list(others.values())
     if not used:
-        raise SourceError(
-            f"{where}: no numeric array{f' for {split!r}' if split != 'all' else ''}. Is it the right file?"
-        )
+        raise SourceError(f"{where}: no numeric array{f' for {split!r}' if split != 'all' else ''}. Is it the file?")
     num_rows = used[0].shape[0]
     if any(array.shape[0] != num_rows for array in used):
         shown = first_few([f"{array.name} {array.shape[0]}" for array in used], 10)
@@ -349,9 +343,7 @@ def _columns(parts: list[_Part], where: str, notes: list[str]) -> dict[str, Colu
     labels = {part.name: part.roles["labels"] for part in parts if "labels" in part.roles}
     needed = sum(array.num_bytes for array in (*labels.values(), *(a for part in parts for a in part.others.values())))
     if needed > available_memory():
-        raise SourceError(
-            f"{where}: the arrays other than images take {needed:,} bytes, more than the memory there is."
-        )
+        raise SourceError(f"{where}: arrays other than images take {needed:,} bytes, more than the memory there is.")
     columns = dict([_labels(parts, labels, notes)]) if labels else {}
     for name in dict.fromkeys(name for part in parts for name in part.others):
         stored = _of_all([part.others.get(name) for part in parts], parts, f"an array {name}", where)

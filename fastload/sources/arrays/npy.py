@@ -101,9 +101,7 @@ def read_npz(tree: Tree, i: int) -> list[NamedArray]:
             with reopen() as file, zipfile.ZipFile(file) as bundle, bundle.open(member) as data:
                 return data.read()
         except (*damages, ValueError) as exc:
-            raise SourceError(
-                f"{where}: {key_of(member.filename)}: is damaged ({exc}). Copy or save it again."
-            ) from exc
+            raise SourceError(f"{where}: {key_of(member.filename)}: is damaged ({exc}). Save it again.") from exc
 
     arrays = []
     try:
@@ -115,9 +113,7 @@ def read_npz(tree: Tree, i: int) -> list[NamedArray]:
                 if occurs[member.filename] > 1:
                     raise SourceError(f"{where}: {key_of(member.filename)} occurs twice. Save the arrays again.")
                 if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise SourceError(
-                        f"{where}: {key_of(member.filename)}: compressed otherwise than NumPy does. Save it again."
-                    )
+                    raise SourceError(f"{where}: {key_of(member.filename)}: not packed as by NumPy. Save it again.")
                 source: int | Callable[[], bytes] = partial(load, member)
                 if member.compress_type == zipfile.ZIP_STORED and tree.in_place:
                     position = file.tell()

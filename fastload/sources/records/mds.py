@@ -127,9 +127,8 @@ def _shards_of(tree: Tree, i: int) -> list[_Shard]:
     where, folder = tree.where(i), tree.names[i].removesuffix(_INDEX)
     try:
         index = read_json(tree.read_text(i))
-        shards = (
-            [_shard(folder, one) for one in index["shards"]] if isinstance(index, dict) and "shards" in index else []
-        )
+        index_of = index if isinstance(index, dict) else {}
+        shards = [_shard(folder, one) for one in index_of.get("shards", ())]
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise SourceError(
             f"{where} is damaged: {type(exc).__name__}: {exc}. Fetch it again; without it, `streaming.base.util` can "
@@ -226,9 +225,7 @@ def _records(tree: Tree, file: ShardFile, shard: _Shard) -> Iterator[Record]:
             for name, fixed, decode in fields:
                 size = fixed or next(sizes)
                 if at + size > end:
-                    raise SourceError(
-                        f"{where}: record {number} is damaged: its field {name!r} reaches beyond its end."
-                    )
+                    raise SourceError(f"{where}: record {number} is damaged: {name!r} reaches beyond its end.")
                 if decode is not None:
                     content.seek(file.base + at)
                     try:

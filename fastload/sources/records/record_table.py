@@ -365,11 +365,8 @@ def _fields_said(table: RecordTable) -> str:
     said = []
     for name, cells in table.cells.items():
         first = next((cell for cell in cells if cell is not None), None)
-        what = (
-            f"{first.size} bytes that begin with {first.head[:8]!r}"
-            if isinstance(first, Blob)
-            else type(first).__name__
-        )
+        blob = first if isinstance(first, Blob) else None
+        what = f"{blob.size} bytes that begin with {blob.head[:8]!r}" if blob else type(first).__name__
         said.append(f"{name} ({what})")
     return f"Its records have {first_few(said, 12)}. Images are the bytes of JPEG, PNG or other image files."
 

@@ -291,9 +291,8 @@ def _check_counts(draft: Draft, tree: Tree, table: RecordTable) -> None:
             for split in read_json(tree.read_text(i))["splits"]:
                 stated = sum(map(int, split["shardLengths"]))
                 if draft.on_error == "fail" and stated != (found := there.get(split["name"], stated)):
-                    draft.leave_out(
-                        f"{key_of(name)}", f"states {stated} records of {split['name']!r}, there are {found}"
-                    )
+                    said = f"states {stated} records of {split['name']!r}, there are {found}"
+                    draft.leave_out(key_of(name), said)
 
 
 def _class_names(tree: Tree, feature: str) -> tuple[str, ...]:
@@ -400,9 +399,7 @@ def _size_for_boxes(images: Reader, row: int, boxes: NDArray[np.float64]) -> tup
         probe_image(lambda size: images.read_head(row, size)) if isinstance(images, Files) else images.header(row)  # type: ignore[union-attr]
     )
     if header.orientation > 1:
-        raise ImageError(
-            "is turned by its EXIF orientation, which TensorFlow ignores: its boxes would be next to objects"
-        )
+        raise ImageError("is turned by its EXIF orientation, which TensorFlow ignores: boxes would be next to objects")
     return header.width, header.height
 
 
@@ -459,12 +456,8 @@ def _written_boxes(tree: Tree, table: RecordTable, asked: BoxForm) -> _Boxes | N
 def _labels_of_boxes(tree: Tree, table: RecordTable, boxes: str) -> tuple[list[list[Any]] | None, tuple[str, ...]]:
     """Takes the labels of boxes, which are next to their feature, out of a table; and names of their classes."""
     cells, above = table.cells, boxes.rpartition("/")[0]
-    names = [
-        name
-        for last in _BOX_LABELS
-        for name in cells
-        if above and _plain(name) == last and name.startswith(f"{above}/")
-    ]
+    near = [name for name in cells if above and name.startswith(f"{above}/")]
+    names = [name for last in _BOX_LABELS for name in near if _plain(name) == last]
     if not names:
         return None, ()
     found = [[text_of(one) if isinstance(one, Blob) else one for one in _as_list(cell)] for cell in cells[names[0]]]

@@ -184,9 +184,8 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
     sides = [frame.columns[name] for name in four]
     if not four or any(side.kind not in ("int", "float") or side.values.ndim > 1 for side in sides):
         if frame.sample is not None:
-            raise SourceError(
-                f"{frame.where}: images with more than one row, whose box columns {', '.join(four)} are no numbers."
-            )
+            shown = ", ".join(four)
+            raise SourceError(f"{frame.where}: images with several rows, whose box columns {shown} are no numbers.")
         return columns_of(frame, draft.notes)
     # (R, 4), NaN for empty cells: a row without a box
     boxes = np.stack([np.where(side.missing, np.nan, side.values) for side in sides], axis=1).astype(np.float32)

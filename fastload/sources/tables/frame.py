@@ -37,8 +37,8 @@ _ABOUT_FILES = frozenset(
 """Names of columns about the image's file, which are no labels unless `--labels` says so."""
 
 SPLIT_COLUMNS = (
-    "split data_split dataset_split subset partition set phase fold is_valid is_val is_test is_train"
-).split()
+    "split data_split dataset_split subset partition set phase fold is_valid is_val is_test is_train".split()
+)
 MASK_COLUMNS = (
     "mask mask_path mask_file mask_file_name mask_filename mask_name mask_id segmentation_path annotation"
 ).split()
@@ -87,9 +87,7 @@ def splits_by_column(table: CellTable, wanted: str, known: Sequence[str], notes:
         SourceError: there is no such column; it is empty for some rows, or names too many splits.
     """
     if wanted and wanted not in table.names:
-        raise SourceError(
-            f"{table.where}: there is no column {wanted!r} for splits. There are {', '.join(table.names)}."
-        )
+        raise SourceError(f"{table.where}: no column {wanted!r} for splits. There are {', '.join(table.names)}.")
     plain = {plain_name(column): column for column in table.names}
     for candidate in [plain_name(wanted)] if wanted else [name for name in known if name in plain]:
         column = wanted or plain[candidate]

@@ -537,9 +537,8 @@ def _find_images(draft: Draft, rows: _Rows, index: ImageIndex, options: SourceOp
     rows = replace(rows, cells=cells, split=split, positions=np.array(positions, np.int64))
     rows.leave_out(draft, bad, "rows without their image", "Put the images back")
     if len(bad) == len(split):
-        raise SourceError(
-            f"{draft.where}: not one row names an image that is there, e.g. {rows.images[0]!r} ({rows.location(0)})."
-        )
+        first = f"{rows.images[0]!r} ({rows.location(0)})"
+        raise SourceError(f"{draft.where}: not one row names an image that is there, e.g. {first}.")
     rows = rows.without(bad)
     names = [index.tree.names[i] for i in rows.positions.tolist()]
     folders = Counter(key_of(name.rpartition("/")[0]) for name in names).most_common()
@@ -602,11 +601,11 @@ def _join_boxes(draft: Draft, rows: _Rows) -> tuple[_Rows, NDArray[np.int64] | N
             (rows.key(these[0]), f"has {len(these)} rows: {' and '.join(map(rows.location, these[:4]))}")
             for these in several
         ]
-        differ = [
-            name
-            for name, column in cells.items()
-            if any(column[row] != column[these[0]] for these in several for row in these)
-        ]
+
+        def differs(column: list[Any]) -> bool:
+            return any(column[row] != column[these[0]] for these in several for row in these)
+
+        differ = [name for name, column in cells.items() if differs(column)]
         fix = (
             f"{f'They differ in {first_few(differ)}. ' if differ else ''}Write one row for each image (several "
             "classes as `cat|dog`, masks of run lengths as images)"

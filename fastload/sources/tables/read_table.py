@@ -152,9 +152,8 @@ def _delimited(text: str, path: str, legacy: str, notes: list[str], head: bool) 
             numbers.append(line)
     except csv.Error as exc:
         if not (head and cells):  # else the end of data lies in a quoted cell
-            raise SourceError(
-                f"{path}, line {begin}: {exc}. Is a quote not closed, or within a quoted cell not doubled?"
-            ) from exc
+            why = f"{exc}. Is a quote not closed, or within a quoted cell not doubled?"
+            raise SourceError(f"{path}, line {begin}: {why}") from exc
     if not cells:
         raise SourceError(f"{path} holds no rows. Fetch it again, or give the folder of images without it.")
     return ParsedTable(path, (), [cells[at::width] for at in range(width)], numbers, tuple(notes), legacy)
@@ -218,9 +217,7 @@ def require_pyarrow(path: str | Path) -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError as exc:
-        raise MissingExtraError(
-            f"{path}: pyarrow reads this file, and is not installed. Install it with `pip install pyarrow`."
-        ) from exc
+        raise MissingExtraError(f"{path}: pyarrow reads this, and is not installed: `pip install pyarrow`.") from exc
 
 
 def _parquet(data: bytes, path: str) -> ParsedTable:
