@@ -6,9 +6,9 @@ Also files by their stem, images paired with masks by their name, absent masks.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -199,63 +199,6 @@ class Samples:
         A resume notices if these change, as it does for images.
         """
         return replace(self, sizes=self.sizes + sizes, mtimes_ns=np.maximum(self.mtimes_ns, mtimes_ns))
-
-
-K = TypeVar("K", bound=Hashable)
-
-
-@dataclass(frozen=True)
-class Pairs(Generic[K]):
-    """Images and masks by the key that pairs them: a stem, or the parts of a path that end in it."""
-
-    tree: Tree  # holds the files
-    images: Mapping[K, int]  # key -> position of the image
-    masks: Mapping[K, int]  # key -> position of the mask
-    splits: Mapping[K, str]  # key -> split of the image
-
-    def splits_without_masks(self) -> list[str]:
-        """Returns the splits of which no image has a mask, in the order of images."""
-        having = {split for key, split in self.splits.items() if key in self.masks}
-        return [split for split in dict.fromkeys(self.splits.values()) if split not in having]
-
-    def complete(
-        self, draft: Draft, lacking: str = "has no mask", *, every_split: bool = False, lone_masks: bool = True
-    ) -> list[K]:
-        """Returns the keys of the images to list; those `lacking` their mask are left out, and `lone_masks`.
-
-        A split without any mask is listed, unless `every_split` must have them.
-        """
-        without = [] if every_split else self.splits_without_masks()
-        kept = []
-        for key, position in self.images.items():
-            if key in self.masks or self.splits[key] in without:
-                kept.append(key)
-            else:
-                draft.leave_out(key_of(self.tree.names[position]), lacking)
-        for key, position in self.masks.items() if lone_masks else ():
-            stem = key[-1] if isinstance(key, tuple) else key
-            if key not in self.images and stem not in draft.unreadable:
-                draft.leave_out(key_of(self.tree.names[position]), "is a mask without its image")
-        return kept
-
-    def samples(
-        self,
-        keys: Collection[K],
-        columns: dict[str, Column] | None = None,
-        *,
-        masked: bool = True,
-        names: tuple[str, ...] = (),
-        ignore_index: int | None = None,
-        attrs: dict[str, Any] | None = None,
-    ) -> Samples:
-        """Returns the images with these keys, split by split, sorted by name; columns are in the order of keys.
-
-        Their masks are packed if they are `masked`; what these mean is said as in `listing.Masks`.
-        """
-        positions = [self.masks.get(key, -1) for key in keys]
-        masks = MaskFiles(positions, names, ignore_index, attrs or {}) if masked else None
-        images, splits = [self.images[key] for key in keys], Splits.of([self.splits[key] for key in keys])
-        return Samples.in_tree(self.tree, images, splits, columns, masks, by_name=True)
 
 
 def assemble(draft: Draft, samples: Samples) -> Listing:

@@ -207,7 +207,7 @@ def _parsed(given: list[str], accepted: Mapping[str, Any], where: str) -> dict[s
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or name not in usable:
-            raise OptionError(f"{where}: {text!r} is no NAME=VALUE of its arguments {', '.join(usable) or '(none)'}.")
+            raise OptionError(f"{where}: {text!r} is no argument: write NAME=VALUE, of {', '.join(usable) or 'none'}.")
         plain = {"true": True, "false": False, "none": None}
         whole = value.removeprefix("-").isdecimal() and accepted[name].annotation not in (str, "str")
         found[name] = plain[value.lower()] if value.lower() in plain else int(value) if whole else value

@@ -36,7 +36,7 @@ import numpy as np
 
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
-from fastload.sources.assemble import Draft, Pairs, Samples, split_path, stem_of, values_in_masks
+from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, split_path, stem_of, values_in_masks
 from fastload.sources.listing import SPLITS, SourceOptions, first_few
 from fastload.sources.mask_classes import Classes, MappedMasks, Palette
 from fastload.sources.tree import Line, Tree, is_image, key_of
@@ -114,27 +114,35 @@ def list_paired(draft: Draft, tree: Tree, options: SourceOptions, spec: Paired, 
     if kind is None and options.masks in ("semantic", "instance"):
         of = " of instances" if options.masks == "instance" else ""
         raise SourceError(f"{tree.given}: there is no mask{of} in {spec.where}. Unpack them next to the images.")
-    pairs = Pairs(tree, found.images, found.masks[kind.name] if kind else {}, found.splits)
-    kept = pairs.complete(draft, every_split=spec.every_split) if masked else list(found.images)
+    masks = found.masks[kind.name] if kind else {}
+    having = {split for key, split in found.splits.items() if key in masks}
+    without = [] if spec.every_split else sorted(set(found.splits.values()) - having)
+    kept = [key for key in found.images if not masked or key in masks or found.splits[key] in without]
+    for key in sorted(found.images.keys() - kept):
+        draft.leave_out(key_of(tree.names[found.images[key]]), "has no mask")
+    for key, at in masks.items():
+        if key not in found.images and key[-1] not in draft.unreadable:
+            draft.leave_out(key_of(tree.names[at]), "is a mask without its image")
     if kind:
         draft.further = "; `--masks none` packs all images without masks"
-    if kind and not spec.every_split and (without := sorted(pairs.splits_without_masks())):
+    if kind and without:
         draft.notes.append(f"Splits without masks: {', '.join(without)}; they are packed without.")
-    for at in (found.images, *found.masks.values()):
-        tree.known[list(at.values())] = True
+    for of_kind in (found.images, *found.masks.values()):
+        tree.known[list(of_kind.values())] = True
     if spec.check:
         kept = spec.check(draft, tree, found, kept)
     columns = spec.columns(draft, tree, found, kept) if spec.columns else None
-    names, ignore = (kind.names, kind.ignore_index) if kind else ((), None)
-    if kind and spec.meaning:
-        names, ignore = spec.meaning(draft, tree, kind, [pairs.masks.get(key, -1) for key in kept])
-    samples = pairs.samples(kept, columns, masked=kind is not None, names=names, ignore_index=ignore)
-    if kind is None or samples.masks is None:
-        return samples
+    positions, splits = [found.images[key] for key in kept], Splits.of([found.splits[key] for key in kept])
+    if kind is None:
+        return Samples.in_tree(tree, positions, splits, columns, by_name=True)
+    mask_at = [masks.get(key, -1) for key in kept]
+    names, ignore = spec.meaning(draft, tree, kind, mask_at) if spec.meaning else (kind.names, kind.ignore_index)
+    mask_files = MaskFiles(mask_at, names, ignore, kind.attrs, kind.dtype)
+    samples = Samples.in_tree(tree, positions, splits, columns, mask_files, by_name=True)
+    assert samples.masks is not None, "there are mask files"
     files = samples.masks.files
     files = files if kind.classes is None else MappedMasks(files, None, kind.classes, None, ignore)
-    masks = replace(samples.masks, files=files, palette=kind.palette, attrs=kind.attrs, dtype=kind.dtype)
-    return replace(samples, masks=masks)
+    return replace(samples, masks=replace(samples.masks, files=files, palette=kind.palette))
 
 
 def add_file(tree: Tree, to: dict[Key, int], key: Key, i: int) -> None:

@@ -181,7 +181,7 @@ def test_images_elsewhere_are_noted(paired: tuple[Path, Paired]) -> None:
     picture(root / "more" / "x.png")
     layout = "camvid" if (root / "trainannot").exists() else "mask-folders"
     if layout == "mask-folders":  # known datasets may have further folders
-        refused("images/train/ and masks/train/ are images and their masks, but more/ next to them has none", root)
+        refused("images/train/ and masks/train/ are images and masks, but more/ next to them has none", root)
     assert (
         f"NOT READ: images that layout {layout} does not list (1): more/ (1), e.g. more/x.png."
         in list_source(root, layout).notes

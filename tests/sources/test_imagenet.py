@@ -97,7 +97,7 @@ def test_archives_extracted_folders_and_kaggle_agree(originals: Path, tmp_path_f
         found = dict(zip([key.rpartition("/")[2] for key in listing.keys], values(listing), strict=True))
         if path == extracted:
             assert "words" not in listing.columns["labels"].attrs
-            assert "classes have only their wnids as names" in notes_of(listing)
+            assert "classes have only wnids as names" in notes_of(listing)
         else:
             assert found.pop("ILSVRC2012_test_00000001.JPEG") == -1
             assert listing.split_names == ("train", "val", "test")

@@ -285,7 +285,7 @@ def trees(root: Path, kind: str) -> Path:
         ("several masks of each image", r"\*/masks/ looks like masks .* or each image has several", "one mask"),
         (
             "a third folder",
-            "images/ and masks/ are images and their masks, but other/ next to",
+            "images/ and masks/ are images and masks, but other/ next to",
             "`--layout mask-folders`",
         ),
         ("two kinds of masks", "several kinds of masks, labels/, masks/", r"`--mask-files 'labels/\*'`"),
@@ -294,7 +294,7 @@ def trees(root: Path, kind: str) -> Path:
         ("two kinds of images", "gt/ may be masks of left/ or of right/", "move those away"),
         (
             "a third folder of equal names",
-            "rgb/ and label/ are images and their masks, but depth/ next to",
+            "rgb/ and label/ are images and masks, but depth/ next to",
             "mask-folders",
         ),
         (

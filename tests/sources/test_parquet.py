@@ -296,7 +296,7 @@ def test_shards_are_not_kept_open_and_a_lack_of_descriptors_is_no_damage(tmp_pat
         resource.setrlimit(resource.RLIMIT_NOFILE, (last + 20, hard))
         listing = list_source(tmp_path)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-        with pytest.raises(SourceError, match=r"too many files are open. Allow more with `ulimit -n`"):
+        with pytest.raises(SourceError, match=r"too many open files. Allow more with `ulimit -n`"):
             Shard(tmp_path / f"00.{suffix}")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

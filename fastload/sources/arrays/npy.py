@@ -113,7 +113,7 @@ def read_npz(tree: Tree, i: int) -> list[NamedArray]:
                 if occurs[member.filename] > 1:
                     raise SourceError(f"{where}: {key_of(member.filename)} occurs twice. Save the arrays again.")
                 if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise SourceError(f"{where}: {key_of(member.filename)}: not packed as by NumPy. Save it again.")
+                    raise SourceError(f"{where}: {key_of(member.filename)}: not compressed by NumPy. Save it again.")
                 source: int | Callable[[], bytes] = partial(load, member)
                 if member.compress_type == zipfile.ZIP_STORED and tree.in_place:
                     position = file.tell()
