@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,19 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
-from fastload.images.image_header import open_image, pillow_silenced
-from fastload.sources.listing import Files, Listing, Masks, OnError, Reader, first_few, in_split_order, require_unique
+from fastload.images.image_header import ImageHeader, header_of_pixels, open_image, pillow_silenced, probe_image
+from fastload.sources.listing import (
+    Arrays,
+    Files,
+    Listing,
+    Masks,
+    OnError,
+    Pictures,
+    Reader,
+    first_few,
+    in_split_order,
+    require_unique,
+)
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of
 
 _PART = re.compile(r"(.*-)(\d{5,6})-of-(\d{5,6})(?:-[0-9a-f]+)?(\.\w+)?", re.DOTALL)
@@ -290,6 +302,15 @@ def stem_of(name: str) -> str:
     """Returns the base name of a path without its suffix."""
     base = name.rpartition("/")[2]
     return base.rpartition(".")[0] or base
+
+
+def header_of(reader: Reader, i: int) -> ImageHeader:
+    """Returns the header of image or mask i; ImageError says why it cannot be read."""
+    if isinstance(reader, Arrays):
+        return header_of_pixels(reader.shape, reader.dtype)
+    if isinstance(reader, Pictures):
+        return reader.header(i)
+    return probe_image(partial(reader.read_head, i))
 
 
 _PROBED = 32  # masks read to see how they are numbered: enough for a rare value to show, read in a moment

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError, SourceError
 from fastload.format.ragged import Column, Moves
 from fastload.images.fit import axis_letter
-from fastload.images.image_header import probe_image
-from fastload.sources.listing import Arrays, BoxForm, Files, Listing, Reader
+from fastload.sources.assemble import header_of
+from fastload.sources.listing import Arrays, BoxForm, Listing, Reader
 from fastload.system.machine import available_memory
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -298,10 +298,7 @@ def _sizes(files: Reader, boxes: NDArray[np.float64]) -> tuple[NDArray[np.int64]
     rows, sizes = [], []
     for row in np.unique(np.argsort(-reach, axis=0, kind="stable")[:_PROBED]).tolist():
         try:
-            if isinstance(files, Files):
-                header = probe_image(lambda size, row=row: files.read_head(row, size))  # type: ignore[misc]
-            else:
-                header = files.header(row)
+            header = header_of(files, row)
         except ImageError:
             continue  # packing reports the images that cannot be read
         rows.append(row)

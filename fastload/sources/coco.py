@@ -28,8 +28,8 @@ from fastload.errors import ImageError, SourceError
 from fastload.format.ragged import Column
 from fastload.images.decode import read_mask, upright
 from fastload.images.fit import Target, resample_mask
-from fastload.images.image_header import ImageHeader, check_size, header_of_pixels, probe_image
-from fastload.sources.assemble import Draft, Samples, Splits, split_path
+from fastload.images.image_header import ImageHeader, check_size, header_of_pixels
+from fastload.sources.assemble import Draft, Samples, Splits, header_of, split_path
 from fastload.sources.box_forms import (
     CORNERS,
     SIZED,
@@ -522,22 +522,19 @@ def join_panoptic(parts: Sequence[Panoptic], kept: Sequence[NDArray[np.bool_]], 
     )
 
 
-def segment_columns(found: Panoptic, about: dict[str, Any]) -> dict[str, Column]:
+def segment_columns(found: Panoptic, about: dict[str, Any], where: str) -> dict[str, Column]:
     """Returns the columns of segments, N rows each; `about` are the attributes that name the categories.
 
     `segment_labels` int64 (N, M): the category of segment k of an image is at k - 1; -1 behind the last.
     `segment_crowd` uint8 (N, M), `num_segments` int64 (N,).
     """
     counts = found.spans[:, 1] - found.spans[:, 0]
-    slots = np.arange(max(1, int(counts.max(initial=0))))
-    inside = slots < counts[:, None]
-    at = (found.spans[:, :1] + slots)[inside]
-    labels, crowd = np.full(inside.shape, -1, np.int64), np.zeros(inside.shape, np.uint8)
-    labels[inside], crowd[inside] = found.category[at], found.crowd[at]
+    at = _ranges(found.spans[:, 0], counts)
+    slots = BoxSlots.of(np.repeat(np.arange(len(counts)), counts), len(counts), where)
     return {
-        "segment_labels": Column(labels, {**about, "things": found.things}),
-        "segment_crowd": Column(crowd),
-        "num_segments": Column(counts),
+        "segment_labels": Column(slots.padded(found.category[at], -1), {**about, "things": found.things}),
+        "segment_crowd": Column(slots.padded(found.crowd[at])),
+        "num_segments": Column(slots.counts),
     }
 
 
@@ -559,8 +556,7 @@ def panoptic_masks(
     else:
         (dtype, _), void, names = type_of_numbers(int(counts.max(initial=0)), "segments of an image"), 0, ()
         values = np.zeros(len(found.ids), np.int64)
-        for first, stop in found.spans.tolist():
-            values[first:stop] = np.arange(1, stop - first + 1)
+        values[_ranges(found.spans[:, 0], counts)] = _ranges(np.ones_like(counts), counts)
     masks = PanopticMasks(files, found.spans, found.ids, np.maximum(values, 0).astype(dtype), void)
     attrs = {"kind": kind, "category_ids": about["category_ids"]} if names else {"kind": kind}
     return Masks(masks, present, names, ignore_index=void, attrs=attrs, dtype=dtype)
@@ -578,7 +574,7 @@ class PanopticMasks:
 
     def header(self, i: int) -> ImageHeader:
         """Returns size and bits of the mask from `read(i)`."""
-        found = probe_image(lambda size: self.files.read_head(i, size))
+        found = header_of(self.files, i)
         return header_of_pixels((found.height, found.width), self.values.dtype)
 
     def read(self, i: int) -> NDArray[Any]:
@@ -604,7 +600,7 @@ class PanopticMasks:
         """Returns the same masks without the segments of other images."""
         counts = self.spans[:, 1] - self.spans[:, 0]
         stops = np.cumsum(counts)
-        kept = np.repeat(self.spans[:, 0] - (stops - counts), counts) + np.arange(int(counts.sum()))
+        kept = _ranges(self.spans[:, 0], counts)
         spans = np.stack([stops - counts, stops], axis=1)
         return replace(self, spans=spans, ids=self.ids[kept], values=self.values[kept])
 
@@ -748,7 +744,7 @@ def _with_segments(
     about = {"names": first.category_names, "category_ids": first.category_ids}
     kind_of_mask: Literal["semantic", "panoptic"] = "semantic" if kind == "semantic" else "panoptic"
     masks = panoptic_masks(kind_of_mask, found, tree.files.take(np.maximum(at, 0)), at >= 0, about)
-    columns = {} if kind == "semantic" else segment_columns(found, about)
+    columns = {} if kind == "semantic" else segment_columns(found, about, draft.where)
     for part in of_parts:
         samples = samples.made_also_of(tree.sizes[part.position], tree.mtimes_ns[part.position])
     further = (np.where(at >= 0, of[at], 0) for of in (tree.sizes, tree.mtimes_ns))
@@ -1131,12 +1127,12 @@ class UprightMasks:
 
     def header(self, i: int) -> ImageHeader:
         """Returns the header of mask i: height and width of the image, and what its masks have."""
-        header = self._image(i)
+        header = header_of(self.images, i)
         return self.masks.header(i)._replace(height=header.height, width=header.width)
 
     def read(self, i: int) -> NDArray[Any]:
         """Returns the mask of image i, (H, W); raises as `DrawnMasks`."""
-        image = self._image(i)
+        image = header_of(self.images, i)
         if self.drawn_on == "upright":
             size = np.array([[image.height, image.width]])
             return replace(self.masks.take(np.array([i])), sizes=size).read(0)
@@ -1155,6 +1151,3 @@ class UprightMasks:
     def compact(self) -> UprightMasks:
         """Returns the same masks without the annotations of others."""
         return replace(self, masks=self.masks.compact())
-
-    def _image(self, i: int) -> ImageHeader:
-        return probe_image(lambda size: self.images.read_head(i, size))

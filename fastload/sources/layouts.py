@@ -14,6 +14,7 @@ import numpy as np
 
 from fastload.errors import OptionError, SourceError
 from fastload.sources import (
+    arrays,
     captions,
     celeba,
     coco,
@@ -21,22 +22,21 @@ from fastload.sources import (
     exported,
     folder,
     foreign,
+    hdf5,
     imagenet,
     library,
     mask_folders,
-    mnist,
     paired,
     parquet,
+    records,
     voc,
     webdataset,
     yolo,
 )
-from fastload.sources.arrays import hdf5, npy
 from fastload.sources.assemble import Draft, Samples, assemble
 from fastload.sources.box_forms import with_box_forms
 from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
-from fastload.sources.records import mds, tfrecord
 from fastload.sources.signs import around_source, passed_over, refuse_by_signs
 from fastload.sources.tables import manifest
 from fastload.sources.tree import Tree, key_of
@@ -95,7 +95,7 @@ LAYOUTS: dict[str, Layout] = {
         "Images with texts: COCO's captions, Flickr8k, Flickr30k, SBU", takes=("captions",)),
     "cub": Layout(cub.list_cub, cub.cub_evidence, "dataset",
         "CUB-200-2011: birds, their species and boxes"),
-    "mnist": Layout(mnist.list_mnist, mnist.mnist_evidence, "dataset",
+    "mnist": Layout(arrays.list_mnist, arrays.mnist_evidence, "dataset",
         "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not", decodes=False),
     "manifest": Layout(manifest.list_manifest, manifest.manifest_evidence, "format",
         "A table that names the images: CSV, TSV or JSON lines (Kaggle, Hugging Face)", takes=(*_OF_TABLES, "root")),
@@ -104,12 +104,12 @@ LAYOUTS: dict[str, Layout] = {
     "webdataset": Layout(webdataset.list_webdataset, webdataset.webdataset_evidence, "format",
         "WebDataset: tar shards, a sample's files by their common name",
         takes=(*_MASKS, "labels", "image_column", "captions", "boxes")),
-    "mds": Layout(mds.list_mds, mds.mds_evidence, "format",
+    "mds": Layout(records.list_mds, records.mds_evidence, "format",
         "MosaicML's MDS shards, by their index.json", takes=(*_MASKS, "labels", "image_column", "captions")),
-    "tfrecord": Layout(tfrecord.list_tfrecord, tfrecord.tfrecord_evidence, "format",
+    "tfrecord": Layout(records.list_tfrecord, records.tfrecord_evidence, "format",
         "TFRecord of images and labels, also tensorflow-datasets' folders",
         takes=(*_MASKS, "labels", "image_column", "captions", "boxes")),
-    "arrays": Layout(npy.list_arrays, npy.arrays_evidence, "format",
+    "arrays": Layout(arrays.list_arrays, arrays.arrays_evidence, "format",
         "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=(*_MASKS, "boxes")),
     "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",
         "HDF5 of other writers: images and labels, fuel's, PCam's", decodes=False, takes=(*_MASKS, "boxes")),

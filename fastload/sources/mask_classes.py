@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError, OptionError, SourceError
 from fastload.images.decode import as_index_mask, read_mask, upright
 from fastload.images.fit import Target, resample_mask
-from fastload.images.image_header import ImageHeader, header_of_pixels, probe_image
-from fastload.sources.assemble import values_in_masks
-from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures, Reader, first_few
+from fastload.images.image_header import ImageHeader, header_of_pixels
+from fastload.sources.assemble import header_of, values_in_masks
+from fastload.sources.listing import Files, Listing, Masks, Pictures, Reader, first_few
 
 MaskSize = Literal["same", "image"]
 
@@ -312,7 +312,7 @@ class MappedMasks:
 
     def header(self, i: int) -> ImageHeader:
         """Returns the header of the mask from `read(i)`; ImageError where the shape is not the image's."""
-        own = _header(self.masks, i)
+        own = header_of(self.masks, i)
         size = (own.width, own.height) if self._orientation(i) > 4 else (own.height, own.width)
         size = size if self.images is None else self._size(i, *size)
         return header_of_pixels(size, self._dtype(own.bits))
@@ -340,9 +340,9 @@ class MappedMasks:
 
     def _orientation(self, i: int) -> int:
         """Returns the EXIF orientation by which mask i is to be turned: its image's, unless it has its own."""
-        if self.turned is None or (isinstance(self.masks, Files) and _header(self.masks, i).orientation != 1):
+        if self.turned is None or (isinstance(self.masks, Files) and header_of(self.masks, i).orientation != 1):
             return 1
-        return _header(self.turned, i).orientation
+        return header_of(self.turned, i).orientation
 
     def _pixels(self, i: int) -> NDArray[Any]:
         """Returns the values of mask i, (H, W), or its colours, uint8 (H, W, 3)."""
@@ -392,7 +392,7 @@ class MappedMasks:
     def _size(self, i: int, height: int, width: int) -> tuple[int, int]:
         """Returns height and width of image i, if a mask of this size shows the whole of it."""
         assert self.images is not None, "only called with images"
-        image = _header(self.images, i)
+        image = header_of(self.images, i)
         if not same_shape((height, width), (image.height, image.width)):
             raise ImageError(
                 f"is {width}x{height}, the image {image.width}x{image.height} (width x height): another shape, so that "
@@ -404,15 +404,6 @@ class MappedMasks:
 def same_shape(mask: Sequence[int], image: Sequence[int]) -> bool:
     """Returns whether heights and widths have the same ratio, within 1 %."""
     return abs(mask[1] * image[0] / (mask[0] * image[1]) - 1) <= _SAME_SHAPE
-
-
-def _header(reader: Reader, i: int) -> ImageHeader:
-    if isinstance(reader, Arrays):
-        return header_of_pixels(reader.shape, reader.dtype)
-    if isinstance(reader, Pictures):
-        return reader.header(i)
-    read: Callable[[int, int], bytes] = reader.read_head
-    return probe_image(lambda size: read(i, size))
 
 
 @functools.lru_cache(maxsize=4)

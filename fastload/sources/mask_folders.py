@@ -381,7 +381,7 @@ class _Search:
         files = _spread(match.files, _COMPARED)
         details = [(self.detail(a), self.detail(b)) for a, b in files]
         known = [(one, other) for one, other in details if one and other]
-        if len(known) < 2 or not all(_same_view(one.size, other.size) for one, other in known):
+        if len(known) < 2 or not all(_same_view(*one.size, *other.size) for one, other in known):
             return ""
         names = match.image.pattern.rpartition("/")[2], match.mask.pattern.rpartition("/")[2]
         words = [_words(" ".join(ends)) for ends in zip(names, (match.image.tail, match.mask.tail), strict=True)]
@@ -751,9 +751,9 @@ def _detail(tree: Tree, i: int) -> _Detail | None:
     return _Detail(size, edges / norms) if norms.all() else None
 
 
-def _same_view(one: tuple[int, int], other: tuple[int, int]) -> bool:
+def _same_view(height: int, width: int, other_height: int, other_width: int) -> bool:
     """Whether two heights and widths have one ratio, up to a pixel of the smaller."""
-    return abs(one[0] * other[1] - one[1] * other[0]) <= max(*one, *other)
+    return abs(height * other_width - width * other_height) <= max(height, width, other_height, other_width)
 
 
 def _alike(pairs: list[tuple[_Detail, _Detail]]) -> bool:

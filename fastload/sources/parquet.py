@@ -41,14 +41,20 @@ from fastload.sources.tables.frame import (
     LABELS,
     MASK_COLUMNS,
     Frame,
+    Values,
     columns_of,
+    fixed_lists,
+    is_list,
+    nothing,
+    other,
     plain_name,
+    require_pyarrow,
     splits_by_column,
     usual_names,
+    values_of,
 )
 from fastload.sources.tables.image_index import ImageIndex
 from fastload.sources.tables.manifest import IMAGE_COLUMNS, is_table, split_of_name
-from fastload.sources.tables.read_table import Values, fixed_lists, is_list, nothing, other, require_pyarrow, values_of
 from fastload.sources.tree import Tree, is_image, key_of
 from fastload.system.advice import advice
 

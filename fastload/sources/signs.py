@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
-from fastload.images.image_header import probe_image
 from fastload.remote.paths import ObjectPath
-from fastload.sources.assemble import Draft, stem_of
+from fastload.sources.assemble import Draft, header_of, stem_of
 from fastload.sources.folder import (
     IMAGE_FOLDERS,
     ClassFolders,
@@ -35,7 +34,7 @@ from fastload.sources.folder import (
     word_of,
 )
 from fastload.sources.listing import SourceOptions, first_few
-from fastload.sources.tables.read_table import JSON_LINES
+from fastload.sources.tables.frame import JSON_LINES
 from fastload.sources.tree import Tree, key_of
 
 _TEXTS = (
@@ -538,8 +537,7 @@ def _other_kinds(found: ClassFolders) -> Iterator[Sign]:
         for top, folders in of.items():
             first = int(tree.image_folders[folders[0]][0])
             with suppress(ImageError):
-                header = probe_image(lambda size, first=first: tree.files.read_head(first, size))  # type: ignore[misc]
-                bits.setdefault(header.bits, []).append(f"{key_of(found.splits[split] + top)}/")
+                bits.setdefault(header_of(tree.files, first).bits, []).append(f"{key_of(found.splits[split] + top)}/")
     if len(bits) > 1 and set(bits) == {8, 16}:
         eight, deep = (first_few(bits[n], 3) for n in (8, 16))
         seen = f"images in {deep} have 16 bits a channel, those in {eight} have 8: depth maps or scans"

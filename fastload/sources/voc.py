@@ -73,6 +73,9 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     draft.leave_out_broken(tree)
     root, instances = _one_year(tree), options.masks == "instance"
     images = children(tree, f"{root}JPEGImages/")
+    absent = f"there are no images in {key_of(root)}JPEGImages. Unpack them there, or give the folder that holds them."
+    if not images:
+        raise SourceError(f"{tree.given}: {absent}")
     masks = {kind.name: children(tree, f"{root}{kind.name}/") for kind in _KINDS}
     there = [kind.name for kind in _KINDS if masks[kind.name] and kind.instances == instances]
     used = there[0] if there and options.masks != "none" else ""
@@ -94,7 +97,6 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         stems.extend(key[0] for key in kept)
         return kept
 
-    absent = f"there are no images in {key_of(root)}JPEGImages. Unpack them there, or give the folder that holds them."
     where = f"{key_of(root)}{'SegmentationObject' if instances else 'SegmentationClass'}"
     samples = list_paired(draft, tree, options, Paired(_KINDS, absent, where, check=annotated), found)
     objects = read[0] if read else None

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +26,7 @@ import numpy as np
 
 from fastload.errors import ImageError, MissingExtraError, SourceError
 from fastload.format.ragged import Column
-from fastload.images.image_header import probe_image
-from fastload.sources.assemble import Draft, Samples, Splits, split_path, stem_of
+from fastload.sources.assemble import Draft, Samples, Splits, header_of, split_path, stem_of
 from fastload.sources.box_forms import BoxSlots, keypoints_column
 from fastload.sources.listing import SPLITS, BoxForm, SourceOptions, first_few, in_split_order, split_of_parts
 from fastload.sources.tables.manifest import in_class_folders, is_table
@@ -126,7 +125,7 @@ def list_yolo(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     for i in pairs.images:
         try:
             objects = reader.read(pairs.labels[i]) if i in pairs.labels else []
-            header = probe_image(_reading(tree, i)) if objects else None
+            header = header_of(tree.files, i) if objects else None
             found[i] = objects, *((header.width, header.height) if header else (0, 0))
         except ImageError as error:
             draft.leave_out(key_of(tree.names[i]), str(error))
@@ -168,10 +167,6 @@ def _columns(draft: Draft, about: _About, found: list[tuple[list[_Object], int, 
     if without := int((slots.counts == 0).sum()):
         draft.notes.append(f"Images without an object were kept ({without}).")
     return columns
-
-
-def _reading(tree: Tree, i: int) -> Callable[[int], bytes]:
-    return lambda size: tree.files.read_head(i, size)
 
 
 def _key(name: str, folders: tuple[str, ...]) -> tuple[str, ...]:

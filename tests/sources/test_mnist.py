@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from small_trees import archived, notes_of, read, refused, values
 
-from fastload.sources.arrays.raw_rows import RawRows
 from fastload.sources.layouts import detect_layout, list_source
+from fastload.sources.raw_rows import RawRows
 
 
 def idx(values: np.ndarray) -> bytes:

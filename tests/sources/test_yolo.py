@@ -300,7 +300,7 @@ def test_labels_without_an_image_and_names_that_cannot_be_read(yolo: Path, monke
         ("names: {0: cat, 2: dog}", "no list of classes"),
         ("names: [", "is no YAML"),
         (bomb, "YAML aliases"),
-        ("nc: 3\n" + NAMES, "`nc` is 3, and 2 classes have names"),
+        ("nc: 3\n" + NAMES, "`nc` is 3, 2 classes have names"),
     ):
         write(yolo / "data.yaml", text)
         refused(message, yolo)

@@ -15,8 +15,7 @@ from fastload.format.ragged import Column, Moves
 from fastload.sources.assemble import Draft, Splits
 from fastload.sources.box_forms import CORNERS, SIZED, BoxSlots, in_stored_form
 from fastload.sources.listing import BoxForm
-from fastload.sources.tables.frame import Frame, categories, columns_of, plain_name
-from fastload.sources.tables.read_table import as_list, values_of
+from fastload.sources.tables.frame import Frame, as_list, categories, columns_of, plain_name, values_of
 
 OBJECTS = ("objects", "annotations")
 """Usual names of a column of objects, whose fields are boxes and labels."""

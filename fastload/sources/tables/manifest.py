@@ -38,25 +38,23 @@ from fastload.sources.tables.boxes import (
     spread_boxes,
 )
 from fastload.sources.tables.frame import (
-    LABELS,
-    MASK_COLUMNS,
-    SPLIT_COLUMNS,
-    Frame,
-    plain_name,
-    splits_by_column,
-    usual_names,
-)
-from fastload.sources.tables.image_index import ImageIndex, folder_splits
-from fastload.sources.tables.read_table import (
     DELIMITED,
     JSON_LINES,
+    LABELS,
+    MASK_COLUMNS,
     PARQUET,
+    SPLIT_COLUMNS,
+    Frame,
     ParsedTable,
     Values,
+    plain_name,
     read_rows,
+    splits_by_column,
+    usual_names,
     values_of,
     without_escapes,
 )
+from fastload.sources.tables.image_index import ImageIndex, folder_splits
 from fastload.sources.tree import Tree, is_image, key_of
 from fastload.system.advice import advice
 

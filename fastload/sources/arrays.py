@@ -1,31 +1,66 @@
-"""Lists named arrays of equal length, from any file, as one dataset: name, dtype and shape give each its meaning.
+"""Named arrays of equal length as one dataset, of NumPy's own and idx files: names and shapes give each its meaning.
 
-images or x or data, uint8 or uint16 (N, H, W[, C]) or (N, C, H, W)     the images
-masks, or labels that fit the images, integers (N, H, W)                their masks
-labels or y or targets                                                  column `labels`
-class_names, filenames, split: texts                                    names of classes, keys, splits
-anything else that is numeric, such as tokens and attention_mask        a column of its name
-x_train, train_images, train/images                                     the same, by split
+    images or x or data, uint8 or uint16 (N, H, W[, C]) or (N, C, H, W)     the images
+    masks, or labels that fit the images, integers (N, H, W)                their masks
+    labels or y or targets                                                  column `labels`
+    class_names, filenames, split: texts                                    names of classes, keys, splits
+    anything else that is numeric, such as tokens and attention_mask        a column of its name
+    x_train, train_images, train/images                                     the same, by split
+
+An .npz, an .npy, or a folder of them; nothing is unpickled, and uncompressed arrays are read in place:
+
+    pathmnist.npz           train_images, train_labels, val_images, ...
+    mnist.npz               x_train, y_train, x_test, y_test
+    images.npy labels.npy   in one folder, or in train/ and test/
+    tokens.npy, ...         a dataset without images
+
+MNIST and its relatives as idx files, unpacked ones in place: Fashion-MNIST, KMNIST, EMNIST, QMNIST and the like. MNIST,
+Fashion-MNIST and KMNIST have the same file names, so they are recognised by the md5 of a file.
+
+    train-images-idx3-ubyte[.gz]  train-labels-idx1-ubyte[.gz]  t10k-images-...  t10k-labels-...
+    train-images.idx3-ubyte                           with a dot, as on Kaggle
+    emnist-letters-train-images-idx3-ubyte            transposed images
+    qmnist-train-labels-idx2-int                      eight numbers an image, the first its label
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
+import math
+import os
 import re
+import struct
+import zlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
-from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows, joined_rows
-from fastload.sources.assemble import Draft, Samples, Splits
-from fastload.sources.listing import SPLITS, Arrays, Masks, SourceOptions, first_few, free_name, in_split_order
-from fastload.sources.tables.frame import categories
-from fastload.sources.tables.read_table import Values
+from fastload.sources.archives import LOCAL_HEADER, content_offset
+from fastload.sources.assemble import Draft, Samples, Splits, split_path
+from fastload.sources.listing import (
+    SPLITS,
+    Arrays,
+    Masks,
+    SourceOptions,
+    first_few,
+    free_name,
+    in_split_order,
+    split_of_parts,
+)
+from fastload.sources.raw_rows import Axes, MemoryRows, RawRows, joined_rows, npy_header
+from fastload.sources.tables.frame import Values, categories
+from fastload.sources.tree import Tree, key_of
+from fastload.sources.webdataset import webdataset_evidence
 from fastload.system.machine import available_memory
 from fastload.system.text import text_of
 
@@ -410,3 +445,348 @@ def _native(values: NDArray[Any]) -> NDArray[Any]:
     """Returns an array in native byte order and C order; booleans become 0 and 1."""
     dtype = np.dtype(np.uint8) if values.dtype == np.bool_ else values.dtype.newbyteorder("=")
     return np.ascontiguousarray(values, dtype=dtype)
+
+
+if TYPE_CHECKING:
+    from zipfile import ZipInfo
+
+_SUFFIXES = (".npy", ".npz")
+
+
+def arrays_evidence(tree: Tree) -> list[str]:
+    """Returns the .npy and .npz files of a tree without images that is no WebDataset shard; none for any other tree."""
+    if len(tree.images()) or webdataset_evidence(tree):
+        return []
+    return [key_of(name) for _, name in tree.not_images if name.lower().endswith(_SUFFIXES)]
+
+
+def list_arrays(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns the rows of NumPy arrays; `samples_of_arrays` decides by name what each array is."""
+    positions = [i for i, name in enumerate(tree.names) if name.lower().endswith(_SUFFIXES)]
+    if not positions:
+        raise SourceError(f"{tree.given}: no .npy or .npz file. Give the file, or the folder that holds them.")
+    bundles = [tree.names[i] for i in positions if tree.names[i].lower().endswith(".npz")]
+    if len(bundles) > 1 and not all(_split_of(name) for name in bundles):
+        raise SourceError(
+            f"{tree.given} holds several .npz files ({len(bundles)}): {first_few(map(key_of, bundles))}. "
+            "Give one of them; or name them train.npz, val.npz and test.npz."
+        )
+    arrays = [array for i in positions for array in (read_npz if tree.names[i] in bundles else _read_npy)(tree, i)]
+    draft.note("Ignored, since they are single values", [array.name for array in arrays if not array.shape])
+    tree.known[positions] = True
+    return samples_of_arrays(draft, arrays, options)
+
+
+def _split_of(name: str) -> str:
+    """Returns the split that the stem of a path or a folder of it names; "" for none."""
+    return split_of_parts(reversed(name.rpartition(".")[0].split("/")))
+
+
+def _read_npy(tree: Tree, i: int) -> list[NamedArray]:
+    stem = key_of(tree.names[i].rpartition("/")[2].rpartition(".")[0])
+    name = "data" if stem.lower() in SPLITS else stem
+    if not tree.in_place:
+        content = tree.read_text(i)
+        return [_described(tree, i, name, "", io.BytesIO(content), len(content), lambda: content)]
+    try:
+        with open(tree.path / tree.names[i], "rb") as file:
+            return [_described(tree, i, name, "", file, os.fstat(file.fileno()).st_size, 0)]
+    except OSError as exc:
+        raise SourceError(f"{tree.where(i)} cannot be read: {exc.strerror}. Make it readable for this user.") from exc
+
+
+def read_npz(tree: Tree, i: int) -> list[NamedArray]:
+    """Returns the arrays in an .npz, of which only the headers are read.
+
+    Raises:
+        SourceError: it is damaged, or holds Python objects or records.
+    """
+    import zipfile
+
+    where, content = tree.where(i), b"" if tree.in_place else tree.read_text(i)
+    damages = zipfile.BadZipFile, OSError, EOFError, RuntimeError, OverflowError, zlib.error, struct.error
+
+    def reopen() -> IO[bytes]:
+        return open(tree.path / tree.names[i], "rb") if tree.in_place else io.BytesIO(content)
+
+    def load(member: ZipInfo) -> bytes:
+        try:
+            # This unpacks no more than the size in the directory, which was compared with the array's header.
+            with reopen() as file, zipfile.ZipFile(file) as bundle, bundle.open(member) as data:
+                return data.read()
+        except (*damages, ValueError) as exc:
+            raise SourceError(f"{where}: {key_of(member.filename)}: is damaged ({exc}). Save it again.") from exc
+
+    arrays = []
+    try:
+        with reopen() as file, zipfile.ZipFile(file) as bundle:
+            occurs = Counter(bundle.namelist())
+            for member in bundle.infolist():
+                if not member.filename.lower().endswith(".npy"):
+                    continue
+                if occurs[member.filename] > 1:
+                    raise SourceError(f"{where}: {key_of(member.filename)} occurs twice. Save the arrays again.")
+                if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise SourceError(f"{where}: {key_of(member.filename)}: not compressed by NumPy. Save it again.")
+                source: int | Callable[[], bytes] = partial(load, member)
+                if member.compress_type == zipfile.ZIP_STORED and tree.in_place:
+                    position = file.tell()
+                    file.seek(member.header_offset)
+                    header = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
+                    source = content_offset(member.header_offset, header)
+                    file.seek(position)
+                    if source + member.file_size > int(tree.sizes[i]):
+                        raise SourceError(f"{where}: {key_of(member.filename)}: is cut short. Copy or save it again.")
+                inside, name = f": {key_of(member.filename)}", key_of(member.filename.rpartition(".")[0])
+                with bundle.open(member) as head:
+                    arrays.append(_described(tree, i, name, inside, head, member.file_size, source))
+    except SourceError:
+        raise
+    except (*damages, ValueError) as exc:  # the latter at a directory that leads out of the file
+        raise SourceError(f"{where}: cannot be read as an .npz ({exc}). Copy or save it again.") from exc
+    if not arrays:
+        raise SourceError(f"{where}: holds no array (a member that ends in .npy). Is it an .npz of NumPy's?")
+    return arrays
+
+
+def _described(
+    tree: Tree, i: int, name: str, inside: str, file: IO[bytes], size: int, source: int | Callable[[], bytes]
+) -> NamedArray:
+    """Returns the array whose .npy content of `size` bytes `file` is positioned at; only the header is read.
+
+    `source` is the byte of file i at which the content begins, or a function that returns the content; `inside` says
+    for messages where in file i it lies.
+
+    Raises:
+        SourceError: it is damaged, or no array of numbers or texts.
+    """
+    where, path = f"{tree.where(i)}{inside}", tree.path / tree.names[i]
+    try:
+        shape, fortran, dtype = npy_header(file)
+    except ValueError as exc:
+        raise SourceError(f"{where}: not an .npy array, or a damaged one ({exc}). Copy or save it again.") from exc
+    if dtype.hasobject:
+        raise SourceError(
+            f"{where}: an array of Python objects, which only unpickling could read; that could execute anything, so "
+            "it is refused. Save it as numbers, or texts of a fixed length, with `astype`."
+        )
+    if dtype.names or dtype.subdtype or dtype.itemsize == 0:
+        raise SourceError(f"{where}: an array of records ({dtype}). Save each of its fields as an array of its own.")
+    start, count = file.tell(), math.prod(shape)
+    needed = start + count * dtype.itemsize
+    if needed != size:
+        raise SourceError(
+            f"{where}: holds {size:,} bytes, its header promises {needed:,} ({dtype} {shape}). "
+            "The copy was probably cut short; copy or save it again."
+        )
+    in_place = None
+    if not callable(source) and not (fortran and len(shape) > 1):
+        in_place = path, source + start
+
+    def values() -> NDArray[Any]:
+        if in_place is None and count * dtype.itemsize > available_memory():
+            raise SourceError(
+                f"{where}: {count * dtype.itemsize:,} bytes do not fit into memory, and cannot be read in place since "
+                "they are compressed or in Fortran order. Save the array uncompressed (`numpy.save`), in C order."
+            )
+        if callable(source):
+            flat = np.frombuffer(source(), dtype, count, start)
+        else:
+            flat = np.fromfile(path, dtype, count, offset=source + start)
+        if len(flat) != count:
+            raise SourceError(f"{where}: ended while it was read. Leave it alone, and run again.")
+        return flat.reshape(shape, order="F" if fortran else "C")
+
+    mtime_ns, split = int(tree.mtimes_ns[i]), _split_of(tree.names[i])
+    return NamedArray(name, where, shape, dtype, values, mtime_ns, in_place, split=split)
+
+
+_NAME = re.compile(r"(?P<set>.*?)[-_.]?(?P<what>images|labels)[-.]idx[1-4][-.](ubyte|int)(?P<gz>\.gz)?", re.IGNORECASE)
+_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+_DIGITS = tuple("0123456789")
+_FASHION = tuple("T-shirt/top|Trouser|Pullover|Dress|Coat|Sandal|Shirt|Sneaker|Bag|Ankle boot".split("|"))
+_KUZUSHIJI = tuple("o ki su tsu na ha ma ya re wo".split())
+_MOST_CLASSES = 1000  # EMNIST has 62
+_QMNIST = ("hsf_series", "writer", "image_of_writer", "class_code", "image_of_nist", "duplicate", "reserved")
+
+# md5 of the files of labels. Hashing the images would take far longer and say no more.
+_MD5 = {
+    "MNIST": "d53e105ee54ea40749a09fcbcd1e9432 ec29112dd5afa0611ce80d1b7f02629c "  # gzipped
+    "a25bea736e30d166cdddb491f175f624 27ae3e4e09519cfbb04c629615203637",  # unpacked
+    "Fashion-MNIST": "25c81989df183df01b3e8a0aad5dffbe bb300cfdad3c16e7a12a480ee83cd310 "
+    "9018921c3c673c538a1fc5bad174d6f9 15d484375f8d13e6eb1aabb0c3f46965",
+    "KMNIST": "e144d726b3acfaa3e44228e80efcd344 7320c461ea6c1c855c0b718fb2a4b134",
+}
+_TITLES = {md5: title for title, sums in _MD5.items() for md5 in sums.split()}
+_CLASSES = {"MNIST": _DIGITS, "Fashion-MNIST": _FASHION, "KMNIST": _KUZUSHIJI, "QMNIST": _DIGITS}
+
+
+def mnist_evidence(tree: Tree) -> list[str]:
+    """Returns the files of a tree that are idx files of images or labels by their names."""
+    return [key_of(name) for _, name in tree.not_images if _NAME.fullmatch(name.rpartition("/")[2])]
+
+
+def list_mnist(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns the images of idx files, (H, W, 1), in the order of the files; splits by file names.
+
+    Columns: `labels` int64 (N,), -1 for the images of a file without labels; for QMNIST also `qmnist` int32 (N, 7).
+    """
+    family, sets = _find_idx(draft, tree)
+    title = _idx_title(draft, tree, family, [there["labels"] for there in sets.values() if "labels" in there])
+    arrays, keys = list[NamedArray](), list[str]()
+    for split, there in sets.items():
+        if "images" not in there:
+            continue
+        images, name = _read_idx(tree, there["images"]), key_of(tree.names[there["images"]])
+        if len(images.shape) != 3 or images.dtype != np.uint8 or 0 in images.shape:
+            raise SourceError(f"{images.where}: holds {_kind_of(images)}; expected images, uint8 (n, height, width).")
+        arrays.append(replace(images, name="images", split=split, axes="WHC" if "EMNIST" in title else "HWC"))
+        keys += [f"{name}/{row:05d}" for row in range(images.shape[0])]
+        if "labels" in there:
+            arrays += _idx_labels(replace(_read_idx(tree, there["labels"]), split=split), images.shape[0], name)
+    if "EMNIST" in title:
+        draft.notes.append("EMNIST's images lie transposed in the files; they are packed upright.")
+    largest = max([int(array.values().max(initial=0)) for array in arrays if array.name == "labels"], default=0)
+    classes = _idx_classes(tree, family, title, largest)
+    arrays = [replace(array, names=classes) if array.name == "labels" else array for array in arrays]
+    used = sorted({i for there in sets.values() for i in there.values()})
+    tree.known[used] = True
+    samples = samples_of_arrays(draft, arrays, options)
+    draft.title = f"Layout mnist: {title}, recognised by {first_few([key_of(tree.names[i]) for i in used])}."
+    return replace(samples, keys=keys)
+
+
+def _idx_labels(file: NamedArray, count: int, images: str) -> list[NamedArray]:
+    """Returns the label of each image, and its further numbers if it has QMNIST's."""
+    if len(file.shape) not in (1, 2) or file.dtype.kind not in "iu" or 0 in file.shape[1:]:
+        raise SourceError(f"{file.where}: holds {_kind_of(file)}; expected labels, integers (n,). Is it the file?")
+    if file.shape[0] != count:
+        raise SourceError(f"{file.where}: {file.shape[0]} labels for the {count} images of {images}. Fetch both again.")
+    numbers = file.values().reshape(count, -1)
+    labels, more = numbers[:, 0], numbers[:, 1:].astype(np.int32)
+    found = [replace(file, name="labels", shape=labels.shape, values=lambda: labels)]
+    if more.shape[1] == len(_QMNIST):
+        found.append(replace(file, name="qmnist", shape=more.shape, values=lambda: more, names=_QMNIST))
+    return found
+
+
+def _kind_of(file: NamedArray) -> str:
+    return f"{file.dtype} {file.shape}"
+
+
+def _find_idx(draft: Draft, tree: Tree) -> tuple[str, dict[str, dict[str, int]]]:
+    """Returns the family, such as `emnist-letters`; and split -> positions of its `images` and `labels`."""
+    families: dict[str, dict[str, dict[str, int]]] = {}
+    doubled = []
+    # Unpacked files first, so that they are preferred to gzipped ones of the same name.
+    for i in sorted(range(len(tree.names)), key=lambda i: tree.names[i].lower().endswith(".gz")):
+        folder, base = split_path(tree.names[i])
+        if match := _NAME.fullmatch(base):
+            family, _, part = match["set"].rpartition("-")
+            there = families.setdefault(folder + family, {}).setdefault(part or "all", {})
+            if there.setdefault(match["what"].lower(), i) != i:
+                doubled.append(key_of(tree.names[i]))
+    if doubled:
+        draft.notes.append(f"Read the unpacked files, not {first_few(doubled)}.")
+    with_images = [path for path, sets in families.items() if any("images" in there for there in sets.values())]
+    if not with_images:
+        raise SourceError(
+            f"{tree.given}: no idx file with images, such as train-images-idx3-ubyte or train-images-idx3-ubyte.gz. "
+            "Labels alone are no dataset; fetch the images."
+        )
+    if len(with_images) > 1:
+        datasets = [key_of(path.strip("/")) or "the folder itself" for path in with_images]
+        raise SourceError(
+            f"{tree.given} holds more than one dataset of idx files: {first_few(sorted(datasets))}. Give the folder of "
+            "one of them, or move its files to a folder of their own."
+        )
+    found: dict[str, dict[str, int]] = {}
+    for part, there in families[with_images[0]].items():
+        found["test" if part.lower() == "t10k" else SPLITS.get(part.lower(), part)] = there
+        if "images" not in there:
+            labels = key_of(tree.names[there["labels"]])
+            draft.notes.append(f"Ignored {labels}: the images that its labels belong to are not there.")
+    return split_path(with_images[0])[1], {split: found[split] for split in in_split_order(found)}
+
+
+def _idx_title(draft: Draft, tree: Tree, family: str, labels: list[int]) -> str:
+    if "emnist" in family.lower():
+        return f"EMNIST ({family})"
+    if "qmnist" in family.lower():
+        return "QMNIST"
+    for i in labels:
+        for content in (tree.read_text(i), _idx_content(tree, i)[3]):
+            if title := _TITLES.get(hashlib.md5(content, usedforsecurity=False).hexdigest()):
+                draft.notes.insert(0, f"{key_of(tree.names[i])} has the md5 of {title}'s.")
+                return title
+    draft.notes.insert(0, "No file has the md5 of MNIST's, Fashion-MNIST's or KMNIST's: the classes have no names.")
+    return "idx files like MNIST's"
+
+
+def _read_idx(tree: Tree, i: int) -> NamedArray:
+    """Returns an idx file, whose values are in place if it is not packed."""
+    dtype, shape, start, content = _idx_content(tree, i)
+
+    def values() -> NDArray[Any]:
+        return np.frombuffer(content or tree.read_text(i), dtype, offset=start).reshape(shape)
+
+    at = None if content else (tree.path / tree.names[i], start)
+    return NamedArray("", tree.where(i), shape, dtype, values, int(tree.mtimes_ns[i]), at)
+
+
+def _idx_content(tree: Tree, i: int) -> tuple[np.dtype[Any], tuple[int, ...], int, bytes]:
+    """Returns dtype, shape and first byte of the values of an idx file, and all of it, b"" if it can be read in place.
+
+    A gzipped one is unpacked no further than one byte behind what its header promises.
+    """
+    where, packed = tree.where(i), tree.files.read_head(i, 2) == b"\x1f\x8b"
+    in_place = not packed and tree.in_place
+    data = io.BytesIO(tree.files.read_head(i, 32) if in_place else tree.read_text(i))
+    try:
+        with gzip.GzipFile(fileobj=data) if packed else data as file:
+            head = file.read(32)
+            kind, rank = head[2:4] if len(head) >= 4 else (0, 0)
+            if head[:2] != b"\0\0" or kind not in _TYPES or not 1 <= rank <= 4 or len(head) < 4 + 4 * rank:
+                raise SourceError(
+                    f"{where}: not an idx file: it begins with {head[:4]!r}, where two zero bytes, a type and a number "
+                    "of dimensions are expected. Fetch it again."
+                )
+            shape = tuple(int(n) for n in np.frombuffer(head, ">u4", rank, 4))
+            dtype, start = np.dtype(_TYPES[kind]), 4 + 4 * rank
+            promised = start + math.prod(shape) * dtype.itemsize
+            if packed and promised > available_memory():
+                raise SourceError(
+                    f"{where}: unpacks to {promised:,} bytes by its header, more than the memory there is. "
+                    "Unpack it with gunzip: an unpacked file is read in place."
+                )
+            pieces, left = [head], 0 if in_place else promised + 1 - len(head)
+            # In pieces: file.read(n) reserves n bytes before it knows whether the file has as many.
+            while left > 0 and (piece := file.read(min(left, 1 << 26))):
+                pieces.append(piece)
+                left -= len(piece)
+    except (OSError, EOFError, zlib.error) as exc:
+        raise SourceError(f"{where}: damaged gzip ({exc}). Fetch it again.") from exc
+    content = b"" if in_place else b"".join(pieces)
+    if (found := len(content) if packed else int(tree.sizes[i])) != promised:
+        raise SourceError(
+            f"{where}: holds {found:,} bytes, its header promises {promised:,} ({shape}). "
+            f"{'The copy was probably cut short; fetch' if found < promised else 'Fetch'} it again."
+        )
+    return dtype, shape, start, content
+
+
+def _idx_classes(tree: Tree, family: str, title: str, largest: int) -> tuple[str, ...]:
+    """Returns the names of the classes; EMNIST's from its mapping file, lines of a label and character codes."""
+    mapping = next((i for i, name in enumerate(tree.names) if name.endswith(f"{family}-mapping.txt")), -1)
+    if not title.startswith("EMNIST") or mapping < 0:
+        return _CLASSES.get(title, ())
+    names: dict[int, str] = {}
+    for line in tree.read_text(mapping).split(b"\n"):
+        numbers = line.split()
+        if len(numbers) >= 2 and all(number.isdigit() and len(number) < 10 for number in numbers):
+            names[int(numbers[0])] = "".join(chr(int(code)) for code in numbers[1:] if 32 < int(code) < 127)
+    # A label far beyond all others is none of EMNIST's, and would take a name for each number below it.
+    if largest not in names or largest >= _MOST_CLASSES:
+        return ()
+    return tuple(names.get(label, "") for label in range(largest + 1))
