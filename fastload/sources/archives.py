@@ -392,10 +392,8 @@ def headers(file: IO[bytes], where: str, start: int = 0) -> Iterator[tuple[tarfi
     except (tarfile.TarError, ValueError, IndexError, OverflowError, OSError, RecursionError) as exc:
         if isinstance(exc, SourceError):
             raise
-        raise SourceError(
-            f"{where}: this tar is damaged or cut short ({exc}). Copy or download it again; "
-            "`tar -tf` shows how far it can be read."
-        ) from exc
+        fix = "Copy or download it again; `tar -tf` shows how far it can be read."
+        raise SourceError(f"{where}: this tar is damaged or cut short ({exc}). {fix}") from exc
 
 
 def _take(found: FoundMembers, info: tarfile.TarInfo, links: list[tuple[str, str]]) -> None:
@@ -506,10 +504,8 @@ def list_inner_tar(tree: Tree, position: int) -> Tree:
         return list_archive(tree.path / Path(tree.names[position]))
     files = tree.files
     if not isinstance(files, FileSpans):
-        raise SourceError(
-            f"{tree.path}: {name} lies in a zip, where it cannot be read in place. "
-            f"Unpack {tree.path} (not {name}) and pack the folder."
-        )
+        fix = f"Unpack {tree.path} (not {name}) and pack the folder."
+        raise SourceError(f"{tree.path}: {name} lies in a zip, where it cannot be read in place. {fix}")
     head, inner = files.read_head(position, 512), tree.path / name
     if head[257:262] != b"ustar" and (_packer(head) or not head):
         raise SourceError(_not_an_archive(inner, head))

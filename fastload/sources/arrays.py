@@ -173,10 +173,8 @@ def _with_usual_names(arrays: list[NamedArray], where: str, notes: list[str]) ->
     like_labels = [array.name for array in arrays if len(array.shape) == 1 and array.dtype.kind in "iu"]
     if len(like_images) > 1 or len(like_labels) > 1 or len(like_images) + len(like_labels) < len(arrays):
         shown = first_few([f"{array.name} {array.dtype} {array.shape}" for array in arrays], 8)
-        raise SourceError(
-            f"{where}: arrays without names: {shown}. Which is what is not known; save them with "
-            "`numpy.savez(path, images=..., labels=...)`."
-        )
+        fix = "Which is what is not known; save them with `numpy.savez(path, images=..., labels=...)`."
+        raise SourceError(f"{where}: arrays without names: {shown}. {fix}")
     meant = dict.fromkeys(like_images, "images") | dict.fromkeys(like_labels, "labels")
     notes.append(f"Arrays without names: {', '.join(f'{one} is taken for {what}' for one, what in meant.items())}.")
     return [replace(array, name=meant[array.name]) for array in arrays]
@@ -264,10 +262,8 @@ def _part(split: str, arrays: list[NamedArray], where: str, notes: list[str]) ->
     num_rows = used[0].shape[0]
     if any(array.shape[0] != num_rows for array in used):
         shown = first_few([f"{array.name} {array.shape[0]}" for array in used], 10)
-        raise SourceError(
-            f"{where}: arrays of unequal length: {shown}. Each row is one sample, so all need the same; remove those "
-            "that do not belong."
-        )
+        fix = "Each row is one sample, so all need the same; remove those that do not belong."
+        raise SourceError(f"{where}: arrays of unequal length: {shown}. {fix}")
     if num_rows == 0:
         raise SourceError(f"{where}: the arrays {first_few([array.name for array in used])} hold no row.")
     return _Part(split, num_rows, used, roles, others)
@@ -353,10 +349,8 @@ def _masks(parts: list[_Part], where: str) -> Masks | None:
         values = masks.values()
         low, high = int(values.min()), int(values.max())
         if low < 0 or high > 65_535:
-            raise SourceError(
-                f"{masks.where}: the masks hold {low} to {high}; expected {wanted}. Number the classes "
-                "from 0, with 255 for none."
-            )
+            fix = "Number the classes from 0, with 255 for none."
+            raise SourceError(f"{masks.where}: the masks hold {low} to {high}; expected {wanted}. {fix}")
         dtype, highest = np.uint8 if high <= 255 else np.uint16, max(highest, high)
         rows.append((MemoryRows.of(values.reshape(len(values), height, width).astype(dtype)), part.num_rows))
     if highest > 255:
@@ -575,10 +569,8 @@ def _described(
     start, count = file.tell(), math.prod(shape)
     needed = start + count * dtype.itemsize
     if needed != size:
-        raise SourceError(
-            f"{where}: holds {size:,} bytes, its header promises {needed:,} ({dtype} {shape}). "
-            "The copy was probably cut short; copy or save it again."
-        )
+        fix = "The copy was probably cut short; copy or save it again."
+        raise SourceError(f"{where}: holds {size:,} bytes, its header promises {needed:,} ({dtype} {shape}). {fix}")
     in_place = None
     if not callable(source) and not (fortran and len(shape) > 1):
         in_place = path, source + start
@@ -769,10 +761,8 @@ def _idx_content(tree: Tree, i: int) -> tuple[np.dtype[Any], tuple[int, ...], in
         raise SourceError(f"{where}: damaged gzip ({exc}). Fetch it again.") from exc
     content = b"" if in_place else b"".join(pieces)
     if (found := len(content) if packed else int(tree.sizes[i])) != promised:
-        raise SourceError(
-            f"{where}: holds {found:,} bytes, its header promises {promised:,} ({shape}). "
-            f"{'The copy was probably cut short; fetch' if found < promised else 'Fetch'} it again."
-        )
+        fix = f"{'The copy was probably cut short; fetch' if found < promised else 'Fetch'} it again."
+        raise SourceError(f"{where}: holds {found:,} bytes, its header promises {promised:,} ({shape}). {fix}")
     return dtype, shape, start, content
 
 

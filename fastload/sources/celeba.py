@@ -116,10 +116,8 @@ def list_celeba(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             columns["identity"] = Column(values[:, 0].astype(np.int64))
         elif text.field == "labels":
             if not table.header:
-                raise SourceError(
-                    f"{path} has no line with the names of its {values.shape[1]} attributes. "
-                    "Fetch the original file, or remove it to pack without it."
-                )
+                fix = "Fetch the original file, or remove it to pack without it."
+                raise SourceError(f"{path} has no line with the names of its {values.shape[1]} attributes. {fix}")
             columns["labels"] = Column((values == 1).astype(np.uint8), {"names": table.header})
         else:
             attrs = {"names": table.header or text.names, "coordinates": text.coordinates}

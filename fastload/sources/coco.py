@@ -159,10 +159,8 @@ class Content:
         except (ValueError, RecursionError) as exc:
             raise SourceError(f"{where} is not well-formed JSON: {exc}. Fetch it again.") from exc
         if lacking := [name for name in add if name not in seen]:
-            raise SourceError(
-                f"{where} has no {' and no '.join(lacking)}, so it is no annotations file of COCO. Fetch it again, or "
-                "move it away."
-            )
+            fix = "Fetch it again, or move it away."
+            raise SourceError(f"{where} has no {' and no '.join(lacking)}, so it is no annotations file of COCO. {fix}")
 
     def _named(self, item: dict[str, Any], where: str, name: str, known: Collection[int], kind: str) -> tuple[int, str]:
         """Returns id and name of an image or category; the name is text that UTF-8 can hold, unlike JSON's."""
@@ -659,10 +657,8 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """
     only_panoptic = not any(map(INSTANCES.search, tree.names)) and any(map(PANOPTIC.search, tree.names))
     if only_panoptic and options.masks == "instance":
-        raise SourceError(
-            f"{tree.given}: has panoptic files and no instances file. Say `--masks panoptic` (each pixel's segment) or "
-            "`--masks semantic` (its category)."
-        )
+        fix = "Say `--masks panoptic` (each pixel's segment) or `--masks semantic` (its category)."
+        raise SourceError(f"{tree.given}: has panoptic files and no instances file. {fix}")
     drawn = of_segments = ""  # the kind of masks
     if options.masks == "panoptic" or (only_panoptic and options.masks != "none"):
         of_segments = "semantic" if options.masks == "semantic" else "panoptic"
@@ -817,10 +813,8 @@ def _read_parts(
             "all objects of these images. To pack persons with their keypoints instead, move the latter away."
         )
     if not jsons:
-        raise SourceError(
-            f"{tree.given}: there is no instances_*.json or person_keypoints_*.json. Unpack COCO's annotations into a "
-            "folder annotations next to the folders of images."
-        )
+        fix = "Unpack COCO's annotations into a folder annotations next to the folders of images."
+        raise SourceError(f"{tree.given}: there is no instances_*.json or person_keypoints_*.json. {fix}")
     for position, match in jsons:
         json = key_of(tree.names[position])
         # Likeliest first. Images may lie anywhere below these; for the last two only directly in them.
@@ -892,10 +886,8 @@ def _read_segments(tree: Tree, folder: str, name: str, position_of: dict[str, in
     there = max(folders, key=lambda at: sum(at + file in position_of for file in found.files))
     pngs = [position_of.get(there + file, -1) for file in found.files]
     if max(pngs, default=-1) < 0:
-        raise SourceError(
-            f"{tree.given}: {key_of(json)} has no PNGs in {' or '.join(map(key_of, folders))}. Unpack "
-            f"panoptic_{name}.zip next to it."
-        )
+        fix = f"Unpack panoptic_{name}.zip next to it."
+        raise SourceError(f"{tree.given}: {key_of(json)} has no PNGs in {' or '.join(map(key_of, folders))}. {fix}")
     return _Segments(content, found, np.array(pngs, np.int64), position)
 
 

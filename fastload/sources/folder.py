@@ -333,10 +333,8 @@ def _require_apart(draft: Draft, found: ClassFolders) -> None:
         )
     if found.around in tree.image_folders:
         direct = [key_of(tree.names[i][len(found.around) :]) for i in tree.image_folders[found.around].tolist()]
-        raise SourceError(
-            f"{where}: images lie next to the splits {shown} ({len(direct)}): {first_few(direct)}. Move each into a "
-            "split, or away."
-        )
+        fix = "Move each into a split, or away."
+        raise SourceError(f"{where}: images lie next to the splits {shown} ({len(direct)}): {first_few(direct)}. {fix}")
     below = [folder.removeprefix(found.around) for folder in tree.folders if folder.startswith(found.around)]
     empty = [key_of(name) for name in below if name.lower() in SPLITS and name not in found.named.values()]
     draft.note("Folders of splits without an image were ignored", empty)

@@ -64,10 +64,8 @@ def list_hdf5(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         try:
             with open_hdf5(path) as file:
                 if "fastload_version" in file.attrs:
-                    raise SourceError(
-                        f"{path}: fastload packed this file. Change its chunks, order or rows with "
-                        f"`fastload repack {typed(path)} OUT.h5`."
-                    )
+                    fix = f"Change its chunks, order or rows with `fastload repack {typed(path)} OUT.h5`."
+                    raise SourceError(f"{path}: fastload packed this file. {fix}")
                 found = list(_datasets(path, file, draft.notes))
                 arrays += [replace(array, split=split if len(names) > 1 else "") for array in found]
                 if len(names) == 1:
@@ -261,10 +259,8 @@ def _with_splits(
             raise SourceError(f"{draft.where}: the split {name!r} names rows that are not there, of {count}.")
         taken = np.unique(split[rows])
         if len(taken) and taken[0] != 255:
-            raise SourceError(
-                f"{draft.where}: the splits {names[taken[0]]!r} and {name!r} share rows. Each sample is in one split; "
-                "remove one of them from the attribute."
-            )
+            fix = "Each sample is in one split; remove one of them from the attribute."
+            raise SourceError(f"{draft.where}: the splits {names[taken[0]]!r} and {name!r} share rows. {fix}")
         split[rows] = number
     draft.notes.append(f"Splits as fuel's attribute has them: {', '.join(names)}.")
     if others := np.count_nonzero(split == 255):

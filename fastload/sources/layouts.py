@@ -156,10 +156,8 @@ def _detected(tree: Tree) -> tuple[str, list[str]]:
         found = {name: evidence for name, evidence in fitting if evidence}
         if len(found) > 1:
             fits = "; ".join(f"{name} by {first_few(evidence, 3)}" for name, evidence in found.items())
-            raise SourceError(
-                f"{tree.given}: more than one layout fits: {fits}. Say which one it is: "
-                f"{' or '.join(f'`--layout {name}`' for name in found)}."
-            )
+            fix = f"Say which one it is: {' or '.join(f'`--layout {name}`' for name in found)}."
+            raise SourceError(f"{tree.given}: more than one layout fits: {fits}. {fix}")
         if found:
             return next(iter(found.items()))
         if kind == "format" and (why := foreign.foreign_format(tree)):

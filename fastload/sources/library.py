@@ -99,10 +99,8 @@ def list_torchvision(draft: Draft, tree: Tree, options: SourceOptions) -> Sample
     Files are sorted by name within a split, other samples as the class has them.
     """
     if not torchvision_evidence(tree):
-        raise SourceError(
-            f"{tree.given}: no dataset of torchvision by its name. Write `torchvision:NAME` in its place, and give the "
-            "folder as `--root`."
-        )
+        fix = "Write `torchvision:NAME` in its place, and give the folder as `--root`."
+        raise SourceError(f"{tree.given}: no dataset of torchvision by its name. {fix}")
     name, *given = str(tree.path).removeprefix(TORCHVISION).split(",")
     dataset = _dataset_class(name, draft.where)
     accepted = _parameters(dataset)
@@ -178,10 +176,8 @@ def _dataset_class(name: str, where: str) -> type[Any]:
     if name not in known:
         alike = {one.lower(): one for one in known}
         close = [alike[one] for one in get_close_matches(name.lower(), alike, 4, 0.5)]
-        raise OptionError(
-            f"{where}: torchvision has no dataset {name!r}. {f'Is it {first_few(close)}? ' if close else ''}"
-            f"It has {', '.join(known)}."
-        )
+        fix = f"{f'Is it {first_few(close)}? ' if close else ''}It has {', '.join(known)}."
+        raise OptionError(f"{where}: torchvision has no dataset {name!r}. {fix}")
     if reason := REFUSED.get(name):
         raise SourceError(f"{where}: not packed by its name. {reason}.")
     found: type[Any] = getattr(datasets, name)

@@ -113,10 +113,8 @@ def _walk(root: Path) -> Tree:
             with os.scandir(os.path.join(top, prefix.encode("utf-8", "surrogateescape"))) as found:
                 entries = list(found)
         except OSError as exc:
-            raise SourceError(
-                f"{root / key_of(prefix)}: the folder cannot be listed: {exc.strerror}. "
-                "Make it readable for this user, or move it out of the dataset."
-            ) from exc
+            fix = "Make it readable for this user, or move it out of the dataset."
+            raise SourceError(f"{root / key_of(prefix)}: the folder cannot be listed: {exc.strerror}. {fix}") from exc
         for entry in entries:
             part = entry.name.decode("utf-8", "surrogateescape")
             name = prefix + part

@@ -255,10 +255,8 @@ def _read_list(tree: Tree, folder: str, draft: Draft) -> dict[str, str] | None:
             raise line.error(f"{line.text!r}, expected an image and its mask. Fix the line, or remove the list.")
         stem = stem_of(frame)
         if mask and stem_of(mask[0]) != stem:
-            raise line.error(
-                f"{key_of(frame)} is listed with the mask of another frame, {key_of(mask[0])}. "
-                "Fix the line, or remove the list to pair by name."
-            )
+            fix = "Fix the line, or remove the list to pair by name."
+            raise line.error(f"{key_of(frame)} is listed with the mask of another frame, {key_of(mask[0])}. {fix}")
         if stem in listed:
             raise line.error(f"{key_of(frame)} is listed twice. Remove one of the lines.")
         listed[stem] = key_of(folder + split_path(frame)[1])
@@ -417,16 +415,12 @@ def _class_names(draft: Draft, tree: Tree) -> tuple[str, ...]:
         if number == "Idx":
             continue
         if len(cells) < 4 or len(number) > 9 or not number.isascii() or not number.isdigit() or not cells[-1]:
-            raise line.error(
-                f"{line.text[:200]!r}, expected Idx, Ratio, Train, Val and Name between tabs. "
-                "Fetch the file again, or remove it to pack without names."
-            )
+            fix = "Fetch the file again, or remove it to pack without names."
+            raise line.error(f"{line.text[:200]!r}, expected Idx, Ratio, Train, Val and Name between tabs. {fix}")
         names[int(number)] = key_of(cells[-1])
     if lines and sorted(names) != list(range(1, NUM_CLASSES + 1)):
-        raise SourceError(
-            f"{lines[0].where}: it names {len(names)} classes, expected 1..{NUM_CLASSES}. "
-            "Fetch the file again, or remove it to pack without names."
-        )
+        fix = "Fetch the file again, or remove it to pack without names."
+        raise SourceError(f"{lines[0].where}: it names {len(names)} classes, expected 1..{NUM_CLASSES}. {fix}")
     return tuple(names[i] for i in sorted(names))
 
 

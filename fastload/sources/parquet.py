@@ -622,10 +622,8 @@ def _refuse_other_images(table: ArrowTable, tree: Tree) -> None:
             )
         if cells and all(_BASE64.match(cell) for cell in cells):
             decode = f"t['image'] = [base64.b64decode(c.partition(',')[2] or c) for c in t.pop({name!r})]"
-            raise SourceError(
-                f"{tree.given}: column {name!r} holds images as base64 text. Write their bytes: "
-                f"`import base64; {read}; {decode}; {write}`."
-            )
+            fix = f"Write their bytes: `import base64; {read}; {decode}; {write}`."
+            raise SourceError(f"{tree.given}: column {name!r} holds images as base64 text. {fix}")
         if cells and all(map(is_image, cells)):
             raise SourceError(
                 f"{tree.given}: column {name!r} names images, such as {cells[0]}, and none of them lies below "

@@ -563,10 +563,8 @@ def _shards_of(tree: Tree, i: int) -> list[_Shard]:
         index_of = index if isinstance(index, dict) else {}
         shards = [_shard(folder, one) for one in index_of.get("shards", ())]
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise SourceError(
-            f"{where} is damaged: {type(exc).__name__}: {exc}. Fetch it again; without it, `streaming.base.util` can "
-            "merge the index files of parts."
-        ) from exc
+        fix = "Fetch it again; without it, `streaming.base.util` can merge the index files of parts."
+        raise SourceError(f"{where} is damaged: {type(exc).__name__}: {exc}. {fix}") from exc
     return shards
 
 
@@ -689,10 +687,8 @@ def _decoder(where: str, name: str, encoding: str) -> _Decoder | None:
         return _Decoder(lambda data, at, size: simple[kind](data))
     if (dtype := {"int": "int64"}.get(kind, kind)) in _VALUES.values():
         return _Decoder(lambda data, at, size: np.frombuffer(data, dtype)[0].item())
-    raise SourceError(
-        f"{where}: the field {name!r} has the encoding {encoding!r}, which is not read. Write it as jpeg, png, bytes, "
-        "int, str, json or ndarray."
-    )
+    fix = "Write it as jpeg, png, bytes, int, str, json or ndarray."
+    raise SourceError(f"{where}: the field {name!r} has the encoding {encoding!r}, which is not read. {fix}")
 
 
 def _pillow_image(data: bytes, at: int, size: int) -> Cell:
@@ -839,10 +835,8 @@ def _examples(where: str, shard: ShardFile) -> Iterator[Record]:
             length = _length(head)
             begin = at + _LENGTH.size
             if length is None and begin <= shard.num_bytes:
-                raise SourceError(
-                    f"{where}: record {number}, at byte {at}: the checksum of its length is wrong. The file is damaged "
-                    "from there on, or no TFRecord: fetch it again."
-                )
+                fix = "The file is damaged from there on, or no TFRecord: fetch it again."
+                raise SourceError(f"{where}: record {number}, at byte {at}: the checksum of its length is wrong. {fix}")
             if length is None or begin + length + _CHECK > shard.num_bytes:
                 raise SourceError(
                     f"{where}: record {number}, at byte {at}, is cut short: the file ends at byte {shard.num_bytes}"

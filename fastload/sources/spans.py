@@ -168,10 +168,8 @@ class ListedObject:
         try:
             yield -1
         except (ReplacedError, ObjectMissingError) as exc:
-            raise FileChangedError(
-                f"{self.path}: was replaced or removed since it was listed. Leave it alone while it is read, and run "
-                "again."
-            ) from exc
+            fix = "Leave it alone while it is read, and run again."
+            raise FileChangedError(f"{self.path}: was replaced or removed since it was listed. {fix}") from exc
         except RemoteError as exc:
             raise PackError(str(exc)) from exc  # no fault of the sample that is read
 
@@ -254,10 +252,8 @@ class UnpackedImages:
         try:
             write_all(self._fd, data)
         except OSError as exc:
-            raise SourceError(
-                f"the temporary file for its images cannot be written: {exc.strerror}. Name a folder with room in the "
-                "environment variable TMPDIR."
-            ) from exc
+            fix = "Name a folder with room in the environment variable TMPDIR."
+            raise SourceError(f"the temporary file for its images cannot be written: {exc.strerror}. {fix}") from exc
         self._end += len(data)
         return start
 

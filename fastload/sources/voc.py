@@ -150,10 +150,8 @@ def _one_year(tree: Tree) -> str:
     if len(years) > 1:
         shown, one = first_few([key_of(year) or "." for year in years]), key_of(years[-1])
         how = f"unpack it and give one, such as {one}" if tree.archive else f"give one, such as {tree.path}/{one}"
-        raise SourceError(
-            f"{tree.given}: there are several years of VOC: {shown}. Pack each by itself ({how}) and join the packed "
-            "files with `fastload merge`."
-        )
+        fix = f"Pack each by itself ({how}) and join the packed files with `fastload merge`."
+        raise SourceError(f"{tree.given}: there are several years of VOC: {shown}. {fix}")
     return years[0]
 
 

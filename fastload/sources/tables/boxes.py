@@ -153,10 +153,8 @@ def nested_boxes(
             if not isinstance(box, list) or not isinstance(label, (list, type(None))):
                 return {}
             if label is not None and len(label) != len(box):
-                raise SourceError(
-                    f"{draft.where}: {location(i)}: {len(box)} boxes and {len(label)} categories. Each box needs one; "
-                    "fix the row."
-                )
+                fix = "Each box needs one; fix the row."
+                raise SourceError(f"{draft.where}: {location(i)}: {len(box)} boxes and {len(label)} categories. {fix}")
             owners += [i] * len(box)
             boxes += box
             labels += label or [None] * len(box)

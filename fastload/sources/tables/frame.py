@@ -754,10 +754,8 @@ def _tag_mark(values: Values, name: str, where: str) -> str:
         return mark
     if any("," in cell for cell in cells) and all(map(_DECIMAL_COMMA.fullmatch, cells)):
         example = min(cell for cell in cells if "," in cell)
-        raise SourceError(
-            f"{where}: the column {name!r} holds numbers with commas, e.g. {example}, which may "
-            "be decimals or two classes. Write decimals with points, classes as `1|5`."
-        )
+        fix = f"{example}, which may be decimals or two classes. Write decimals with points, classes as `1|5`."
+        raise SourceError(f"{where}: the column {name!r} holds numbers with commas, e.g. {fix}")
     # Names of classes may hold commas: `tench, Tinca tinca`. Tags recur, so that there are fewer of them than cells.
     for mark in ", " if plain_name(name) in ("tags", "labels", "finding_labels") else ",":
         tags = {tag.strip() for cell in cells for tag in cell.split(mark)}

@@ -156,10 +156,8 @@ def _refuse_json(tree: Tree) -> None:
         return
     path = tree.path / key_of(tree.file)
     rows = ".[]" if head[:1] == b"[" else "to_entries[] | {file_name: .key, label: .value}"
-    raise SourceError(
-        f"{path} is JSON as a whole, and a table has a row on each line. Write it so, and give that: "
-        f"`jq -c '{rows}' {path} > {path.with_suffix('.jsonl')}`."
-    )
+    fix = f"Write it so, and give that: `jq -c '{rows}' {path} > {path.with_suffix('.jsonl')}`."
+    raise SourceError(f"{path} is JSON as a whole, and a table has a row on each line. {fix}")
 
 
 def _is_sample(name: str) -> bool:
@@ -243,10 +241,8 @@ def find_tables(
             )
     if not chosen:
         looked = f" (looked at {first_few(others)})" if others else ""
-        raise SourceError(
-            f"{tree.path}: no table at the top names images that are there{looked}. Give the .csv, .tsv or .jsonl "
-            "itself, and the folder of its images with `--root`."
-        )
+        fix = "Give the .csv, .tsv or .jsonl itself, and the folder of its images with `--root`."
+        raise SourceError(f"{tree.path}: no table at the top names images that are there{looked}. {fix}")
     if others := [*others, *[key_of(table.name) for table in tables if table not in chosen]]:
         draft.notes.append(f"Tables ignored: {first_few(others)}.")
     order = (*SPLIT_ORDER, "")
