@@ -59,6 +59,13 @@ class Line(NamedTuple):
         return SourceError(f"{self.where}, line {self.number}: {what}")
 
 
+def lines_of(data: bytes, where: str) -> list[Line]:
+    """Returns the lines of a text, the content of the file at `where`, that are not blank."""
+    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
+    lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), 1))
+    return [Line(where, number, line) for number, line in lines if line]
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Tree:
     """The F files of a dataset, without hidden ones."""
@@ -137,9 +144,7 @@ class Tree:
 
     def lines(self, i: int) -> list[Line]:
         """Returns the lines of text file i that are not blank; raises as `read_text` does."""
-        text = self.read_text(i).removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
-        lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), 1))
-        return [Line(self.where(i), number, line) for number, line in lines if line]
+        return lines_of(self.read_text(i), self.where(i))
 
     def where(self, i: int) -> str:
         """Returns the path of file i, for messages."""
