@@ -28,6 +28,7 @@ from fastload.sources.assemble import Draft, Samples
 from fastload.sources.foreign import IN_PYTHON, PAIRS, Known, arrays_in, last_part, marked_in
 from fastload.sources.listing import SPLITS, SourceOptions, first_few
 from fastload.sources.objects import object_samples
+from fastload.sources.spans import Paths
 from fastload.sources.tree import HUGGING_FACE, TORCHVISION, FolderFiles, Tree, is_library, key_of
 
 _SPLITS = ("train", "trainval", "val", "valid", "test", "extra", "unlabeled")
@@ -84,7 +85,7 @@ def library_tree(path: str | Path) -> Path | Tree:
     if text.startswith(HUGGING_FACE):
         return _cached_dataset(text.removeprefix(HUGGING_FACE))
     nothing = np.zeros(0, np.int64)
-    files = FolderFiles.of(b"", [], nothing, nothing)
+    files = FolderFiles(b"", Paths.of([]), nothing, nothing)
     return Tree(path=Path(path), names=[], sizes=nothing, mtimes_ns=nothing, files=files)
 
 

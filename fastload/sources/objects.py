@@ -30,7 +30,7 @@ from fastload.images.fit import Target
 from fastload.images.image_header import KINDS, ImageHeader, check_size, header_of_pixels, pillow_silenced, probe_image
 from fastload.sources.assemble import Draft, Samples, Splits, assemble, fill_value
 from fastload.sources.listing import SPLITS, Listing, Masks, OnError, first_few
-from fastload.sources.spans import ListedFile
+from fastload.sources.spans import ListedFile, Paths
 from fastload.sources.tables.boxes import nested_boxes
 from fastload.sources.tree import FolderFiles, key_of
 
@@ -306,7 +306,7 @@ def _files_at(
     paths = [os.fsencode(file.path) for file in files]
     top = os.fsencode(os.path.abspath(root)) if root else os.path.commonpath([os.path.dirname(p) for p in paths])
     paths = [os.path.relpath(path, top) for path in paths]
-    return FolderFiles.of(top, paths, sizes, mtimes), [p.decode("utf-8", "surrogateescape") for p in paths]
+    return FolderFiles(top, Paths.of(paths), sizes, mtimes), [p.decode("utf-8", "surrogateescape") for p in paths]
 
 
 def _refuse_random(pictures: ObjectPictures, kind: str) -> None:

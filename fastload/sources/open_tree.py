@@ -17,6 +17,7 @@ from fastload.sources.archives import list_archive
 from fastload.sources.bucket import lone_file, open_bucket
 from fastload.sources.foreign import SHARD_NAME
 from fastload.sources.listing import first_few
+from fastload.sources.spans import Paths
 from fastload.sources.tree import FolderFiles, Tree, hidden_note, is_hidden, is_image, is_library, key_of, walk_order
 
 _TABLES = tuple(".csv .tsv .jsonl .ndjson .json .parquet .npy .npz .h5 .hdf5 .hdf .txt".split())
@@ -72,7 +73,7 @@ def open_tree(path: str | Path | Tree) -> Tree:
             names=[name],
             sizes=size,
             mtimes_ns=mtime,
-            files=FolderFiles.of(os.path.abspath(os.fsencode(path.parent)), [os.fsencode(name)], size, mtime),
+            files=FolderFiles(os.path.abspath(os.fsencode(path.parent)), Paths.of([os.fsencode(name)]), size, mtime),
             file=name,
         )
     if not stat.S_ISREG(status.st_mode):
@@ -155,7 +156,7 @@ def _walk(root: Path) -> Tree:
         folders=sorted(folders),
         sizes=listed[0],
         mtimes_ns=listed[1],
-        files=FolderFiles.of(top, [name.encode("utf-8", "surrogateescape") for name in names], *listed),
+        files=FolderFiles(top, Paths.of([name.encode("utf-8", "surrogateescape") for name in names]), *listed),
         broken=sorted(broken),
         passed=sorted(passed),
         notes=tuple(notes),

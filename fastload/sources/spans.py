@@ -277,6 +277,25 @@ def _has_room(folder: str, num_bytes: int) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
+class Paths:
+    """Many paths as one bytes object, small and quick to pickle."""
+
+    joined: bytes  # one after another
+    ends: NDArray[np.int64]  # int64 (F,), where each ends
+
+    @classmethod
+    def of(cls, paths: Sequence[bytes]) -> Paths:
+        """Returns these paths."""
+        return cls(b"".join(paths), np.cumsum([len(path) for path in paths], dtype=np.int64))
+
+    def __getitem__(self, i: int) -> bytes:
+        return self.joined[self.ends[i - 1] if i else 0 : self.ends[i]]
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> Paths:
+        return Paths.of([self[i] for i in indices.tolist()])
+
+
+@dataclass(frozen=True, eq=False)
 class HeldFiles:
     """Files whose bytes are in memory."""
 
