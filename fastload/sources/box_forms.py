@@ -61,6 +61,11 @@ class BoxSlots:
         slot[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
         return cls(sample, slot, counts, where)
 
+    @classmethod
+    def without_nan(cls, boxes: NDArray[Any], sample: NDArray[np.int64], num_samples: int, where: str) -> BoxSlots:
+        """Returns where boxes, (B, 4), lie, but for those that are NaN or partly NaN: they are left out."""
+        return cls.of(np.where(np.isnan(boxes).any(axis=1), -1, sample), num_samples, where)
+
     def padded(self, values: NDArray[Any], fill: int = 0) -> NDArray[Any]:
         """Returns the values of boxes, (B, ...), by sample, (N, M, ...); `fill` stands behind the last of each."""
         most = max(1, int(self.counts.max(initial=0)))

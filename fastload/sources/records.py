@@ -1045,7 +1045,7 @@ def _boxes(
         scaled += (some * (width, height, width, height)).tolist()
         found += own
     array = np.array(scaled, np.float32).reshape(-1, 4)
-    slots = BoxSlots.of(np.array(owners, np.int64), len(given), draft.where)
+    slots = BoxSlots.without_nan(array, np.array(owners, np.int64), len(given), draft.where)
     turned = "in pixels" if in_pixels else "in fractions of the image were turned into pixels"
     draft.notes.append(f"Boxes by {boxes.feature} {turned}: x, y, width, height.")
     return slots.columns(array, label_column(found, boxes.names), form), bad

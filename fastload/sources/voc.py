@@ -76,30 +76,30 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     absent = f"there are no images in {key_of(root)}JPEGImages. Unpack them there, or give the folder that holds them."
     if not images:
         raise SourceError(f"{tree.given}: {absent}")
-    masks = {kind.name: children(tree, f"{root}{kind.name}/") for kind in _KINDS}
-    there = [kind.name for kind in _KINDS if masks[kind.name] and kind.instances == instances]
-    used = there[0] if there and options.masks != "none" else ""
+    read = [kind.name for kind in _KINDS if kind.instances == instances and options.masks != "none"]
+    masks = {kind.name: children(tree, f"{root}{kind.name}/") if kind.name in read else {} for kind in _KINDS}
+    used = next((name for name, of in masks.items() if of), "")
     split_of = _read_lists(draft, tree, root, [stem for stem in images if not used or stem in masks[used]], used)
     listed: dict[Key, int] = {(stem,): images[stem] for stem in split_of if stem in images}
-    for stem in split_of.keys() - images.keys():
+    for stem in [stem for stem in split_of if stem not in images]:
         key = f"{key_of(root)}JPEGImages/{key_of(stem)}.jpg"
         draft.leave_out(key, f"is listed in {split_of[stem]}.txt, but has no file")
     of_listed: dict[str, dict[Key, int]]
     of_listed = {name: {(stem,): i for stem, i in of.items() if (stem,) in listed} for name, of in masks.items()}
     found = Found(listed, {key: split_of[key[0]] for key in listed}, of_listed)
-    read, stems = list[dict[str, Annotation]](), list[str]()
+    found_objects, stems = list[dict[str, Annotation]](), list[str]()
 
     def annotated(draft: Draft, tree: Tree, found: Found, kept: list[Key]) -> list[Key]:
         """Returns the images that have an annotation; all if there are none at all."""
         objects = _read_objects(draft, tree, root, found, kept)
-        read.extend([] if objects is None else [objects])
+        found_objects.extend([] if objects is None else [objects])
         kept = [key for key in kept if objects is None or key[0] in objects]
         stems.extend(key[0] for key in kept)
         return kept
 
     where = f"{key_of(root)}{'SegmentationObject' if instances else 'SegmentationClass'}"
     samples = list_paired(draft, tree, options, Paired(_KINDS, absent, where, check=annotated), found)
-    objects = read[0] if read else None
+    objects = found_objects[0] if found_objects else None
     marks = {} if used else _read_main(tree, root, split_of)
     names = {item.name for found in (objects or {}).values() for item in found.items} | {name for _, name in marks}
     others = sorted(names - set(CLASSES))

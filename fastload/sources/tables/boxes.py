@@ -165,7 +165,7 @@ def nested_boxes(
     if array.shape != (len(boxes), 4):
         return {}
     draft.notes.append(f"Boxes by column {name!r}, taken for {_SAID[form]}.")
-    slots = BoxSlots.of(np.array(owners, np.int64), len(cells), draft.where)
+    slots = BoxSlots.without_nan(array, np.array(owners, np.int64), len(cells), draft.where)
     return slots.columns(array, label_column(labels, classes), form)
 
 
@@ -198,8 +198,8 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
         boxes[list(wrong)] = 0
         boxed = {"bbox": Column(boxes, {"names": names}, moves)}
         if np.isnan(boxes).any():
-            sample = np.where(np.isnan(boxes).any(axis=1), -1, np.arange(len(boxes)))
-            boxed = BoxSlots.of(sample, len(boxes), frame.where).columns(boxes, None, moves)
+            slots = BoxSlots.without_nan(boxes, np.arange(len(boxes)), len(boxes), frame.where)
+            boxed = slots.columns(boxes, None, moves)
         columns, bad = columns_of(rest, draft.notes)
         return boxed | columns, bad | wrong
     # The label of a row is its box's. Any other column counts if it is the same for all boxes of an image.
@@ -209,7 +209,7 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
     draft.notes.append("Several rows of an image are its boxes.")
     made, bad = columns_of(replace(rest, splits=Splits.one(len(sample))), draft.notes)
     labels = made.pop("labels") if "labels" in made and made["labels"].values.ndim == 1 else None
-    slots = BoxSlots.of(np.where(empty, -1, sample), len(frame.splits.index), frame.where)
+    slots = BoxSlots.without_nan(boxes, sample, len(frame.splits.index), frame.where)
     columns = slots.columns(boxes, labels, moves)
     first = np.unique(sample, return_index=True)[1]
     alike = {name for name, column in made.items() if np.array_equal(column.values, column.values[first][sample])}
