@@ -84,6 +84,8 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     for stem in [stem for stem in split_of if stem not in images]:
         key = f"{key_of(root)}JPEGImages/{key_of(stem)}.jpg"
         draft.leave_out(key, f"is listed in {split_of[stem]}.txt, but has no file")
+    if not listed:
+        draft.refuse_left_out(0)
     of_listed: dict[str, dict[Key, int]]
     of_listed = {name: {(stem,): i for stem, i in of.items() if (stem,) in listed} for name, of in masks.items()}
     found = Found(listed, {key: split_of[key[0]] for key in listed}, of_listed)
