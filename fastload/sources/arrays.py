@@ -625,9 +625,9 @@ def list_mnist(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     Columns: `labels` int64 (N,), -1 for the images of a file without labels; for QMNIST also `qmnist` int32 (N, 7).
     """
     family, sets = _find_idx(draft, tree)
-    title = _idx_title(draft, tree, family, [there["labels"] for there in sets.values() if "labels" in there])
+    title = _idx_title(draft, tree, family, [there["labels"] for _, there in sets if "labels" in there])
     arrays, keys = list[NamedArray](), list[str]()
-    for split, there in sets.items():
+    for split, there in sets:
         if "images" not in there:
             continue
         images, name = _read_idx(tree, there["images"]), key_of(tree.names[there["images"]])
@@ -642,8 +642,10 @@ def list_mnist(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     largest = max([int(array.values().max(initial=0)) for array in arrays if array.name == "labels"], default=0)
     classes = _idx_classes(tree, family, title, largest)
     arrays = [replace(array, names=classes) if array.name == "labels" else array for array in arrays]
-    used = sorted({i for there in sets.values() for i in there.values()})
+    used = sorted({i for _, there in sets for i in there.values()})
     tree.known[used] = True
+    if [array.name for array in arrays].count("qmnist") < sum("images" in there for _, there in sets):
+        arrays = [array for array in arrays if array.name != "qmnist"]
     samples = samples_of_arrays(draft, arrays, options)
     draft.title = f"Layout mnist: {title}, recognised by {first_few([key_of(tree.names[i]) for i in used])}."
     return replace(samples, keys=keys)
@@ -667,8 +669,8 @@ def _kind_of(file: NamedArray) -> str:
     return f"{file.dtype} {file.shape}"
 
 
-def _find_idx(draft: Draft, tree: Tree) -> tuple[str, dict[str, dict[str, int]]]:
-    """Returns the family, such as `emnist-letters`; and split -> positions of its `images` and `labels`."""
+def _find_idx(draft: Draft, tree: Tree) -> tuple[str, list[tuple[str, dict[str, int]]]]:
+    """Returns the family, such as `emnist-letters`, and by split the positions of its `images` and `labels`."""
     families: dict[str, dict[str, dict[str, int]]] = {}
     doubled = []
     # Unpacked files first, so that they are preferred to gzipped ones of the same name.
@@ -693,13 +695,14 @@ def _find_idx(draft: Draft, tree: Tree) -> tuple[str, dict[str, dict[str, int]]]
             f"{tree.given} holds more than one dataset of idx files: {first_few(sorted(datasets))}. Give the folder of "
             "one of them, or move its files to a folder of their own."
         )
-    found: dict[str, dict[str, int]] = {}
+    found = list[tuple[str, dict[str, int]]]()
     for part, there in families[with_images[0]].items():
-        found["test" if part.lower() == "t10k" else SPLITS.get(part.lower(), part)] = there
+        found.append(("test" if part.lower() == "t10k" else SPLITS.get(part.lower(), part), there))
         if "images" not in there:
             labels = key_of(tree.names[there["labels"]])
             draft.notes.append(f"Ignored {labels}: the images that its labels belong to are not there.")
-    return split_path(with_images[0])[1], {split: found[split] for split in in_split_order(found)}
+    order = in_split_order(split for split, _ in found)
+    return split_path(with_images[0])[1], sorted(found, key=lambda each: order.index(each[0]))
 
 
 def _idx_title(draft: Draft, tree: Tree, family: str, labels: list[int]) -> str:

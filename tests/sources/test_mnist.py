@@ -100,6 +100,9 @@ def test_qmnist_has_eight_numbers_an_image(tmp_path):
     assert values(listing) == numbers[:, 0].tolist()
     assert np.array_equal(listing.columns["qmnist"].values, numbers[:, 1:])
     assert len(listing.columns["qmnist"].attrs["names"]) == 7 and "QMNIST" in listing.notes[0]
+    (tmp_path / "qmnist-test-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images(2))))
+    without = list_source(tmp_path)  # numbers of some images alone are no column
+    assert values(without) == [*numbers[:, 0].tolist(), -1, -1] and list(without.columns) == ["labels"]
 
 
 def test_two_families_are_named(tmp_path):
@@ -111,6 +114,7 @@ def test_two_families_are_named(tmp_path):
     refused("more than one dataset of idx files: b, c", tmp_path)
     (source / "train-labels-idx1-ubyte").write_bytes(idx(labels(3)))
     refused("no idx file with images", source)
+    refused("are both called 'images'", write(tmp_path / "d", names=("test", "t10k")))
 
 
 BROKEN = {
