@@ -206,7 +206,7 @@ def _classes_of_palette(palette: Palette, ignore: str) -> Classes:
         else:
             codes[name] = code
     if ignore and not ignored:
-        raise OptionError(f"ignore_index={ignore!r}: no class of the palette is called so: {first_few(codes, 12)}.")
+        raise OptionError(f"ignore_index={ignore!r}: the palette names {first_few(codes, 12)}. Choose one of them.")
     return Classes(tuple(codes.values()), tuple(codes), ignored, colours=True)
 
 
@@ -229,7 +229,9 @@ def _classes_of_values(text: str, ignore: str) -> Classes:
     if ignore:
         value = next((value for value, name in found.items() if name == ignore), ignore)
         if not str(value).isdigit() or int(value) > 65_535:
-            raise OptionError(f"ignore_index={ignore!r}: with `--mask-values` a value, such as 255, or a name of it.")
+            raise OptionError(
+                f"ignore_index={ignore!r} is neither a value, such as 255, nor a name in `--mask-values`."
+            )
         ignored = (int(value),)
         found.pop(int(value), None)
     if not 1 <= len(found) <= _MOST_CLASSES:
