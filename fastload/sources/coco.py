@@ -105,7 +105,9 @@ def join_instances(files: list[Instances], kept: list[NDArray[np.bool_]]) -> Ins
     return replace(
         files[0],
         **joined,
-        keypoints=np.concatenate([with_room(file.keypoints, most) for file in files]),
+        keypoints=np.concatenate(
+            [np.pad(file.keypoints, ((0, 0), (0, most - file.keypoints.shape[1]), (0, 0))) for file in files]
+        ),
         made_boxes=sum(file.made_boxes for file in files),
         names=[file.names[i] for file, keep in zip(files, kept, strict=True) for i in np.flatnonzero(keep).tolist()],
         image_ids=np.concatenate([file.image_ids for file in files])[every],
@@ -113,11 +115,6 @@ def join_instances(files: list[Instances], kept: list[NDArray[np.bool_]]) -> Ins
         image=np.concatenate([np.append(part, -1)[file.image] for file, part in zip(files, parts, strict=True)]),
         bad=[],
     )
-
-
-def with_room(keypoints: NDArray[np.float32], most: int) -> NDArray[np.float32]:
-    """Returns keypoints, (A, K, 3), as (A, most, 3)."""
-    return np.pad(keypoints, ((0, 0), (0, most - keypoints.shape[1]), (0, 0)))
 
 
 class Content:

@@ -856,14 +856,11 @@ def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Sampl
     tails = {match.mask.tail for match in found.pairs} - {""}
     _without_second_masks(draft, tree, files, tails, masked=options.masks != "none")
     folders = dict.fromkeys(folder for folder, _ in files.images)
-    if len(inside := {_without_split(folder): folder for folder in folders}) > 1:
+    inside = {"/".join(part for part in at.split("/") if not split_of_folder(part)): at for at in folders}
+    if len(inside) > 1:
         draft.note("NOT READ: folders of images, as labels", [f"{key_of(folder)}/" for folder in inside.values()])
     spec = Paired((MaskKind(_MASKS, palette=palette),), absent, meaning=_meaning)
     return list_paired(draft, tree, options, spec, files)
-
-
-def _without_split(folder: str) -> str:
-    return "/".join(part for part in folder.split("/") if not split_of_folder(part))
 
 
 _MASKS = "masks"
