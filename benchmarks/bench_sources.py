@@ -1,7 +1,7 @@
 """How fast does `pack_images` take datasets that are arrays, or archives in archives?
 
     python benchmarks/bench_sources.py                      all: a few minutes, 1.5 GB in .bench
-    python benchmarks/bench_sources.py --only mnist nested  some of: mnist, mnist-gz, nested
+    python benchmarks/bench_sources.py --only mnist nested  some of: mnist, mnist-gz, nested, listing
     python benchmarks/bench_sources.py --quick              tiny sizes, to see that it runs; the figures mean nothing
 
 `mnist`, `mnist-gz`: images/s of one whole call of `pack_images` over reading and writing the same bytes with NumPy:
@@ -11,6 +11,8 @@ journal and calls fsync. Both run in this process,
 in turn, imports done, sources in the page cache, to the same folder. `over_synced`: over the same base with an fsync of
 its file.
 `nested`: `pack_images` of tars in a tar, as ImageNet comes, read in place, over that of the same files extracted.
+`listing-2`, `listing-10`: files/s of listing 100,000 images in two and ten class folders, over a walk by `os.walk` and
+`os.stat`. The files are links to a few images; what the walks read is in the cache of the system.
 
 The files are generated, of the names, kinds and sizes of the real ones: 60,000 + 10,000 images of 28x28 whose strokes
 compress about as digits do. A figure is the median of paired ratios, with its range.
@@ -27,6 +29,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +38,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 import fastload
 import harness
+from fastload.sources.layouts import list_source
 
 MNIST_KINDS = (("train", 6), ("t10k", 1))
 """Names of its parts, and their shares of the images."""
@@ -175,6 +179,44 @@ class Bench:
         about = {"images": len(files), "row_shape": [218, 178, 3], "inner_tars": len(classes)}
         self.journal.note("pack-nested", target=">= 0.9", file=about, base_is="the same files extracted", **result)
 
+    def listing(self) -> None:
+        """100,000 files in two and ten class folders, over a walk."""
+        for classes in (2, 10):
+            count = self.options.files // classes * classes
+            source = self.made(f"listing-{classes}-{count}", partial(make_classes, classes=classes, count=count))
+
+            def rate(walk: Callable[[Path], int], source: Path = source, count: int = count) -> float:
+                begin = time.perf_counter()
+                if walk(source) != count:
+                    raise RuntimeError(f"{source}: not {count} files")
+                return count / (time.perf_counter() - begin)
+
+            result = harness.compare(lambda: rate(listed), lambda: rate(walked), pairs=self.options.pairs)
+            about = {"files": count, "classes": classes}
+            self.journal.note(f"listing-{classes}", file=about, base_is="os.walk and os.stat", **result)
+
+
+def listed(folder: Path) -> int:
+    """The files that `list_source` lists."""
+    return len(list_source(folder))
+
+
+def walked(folder: Path) -> int:
+    """The files that a walk finds."""
+    return sum(os.stat(os.path.join(at, name)).st_size > 0 for at, _, names in os.walk(folder) for name in names)
+
+
+def make_classes(folder: Path, classes: int, count: int) -> None:
+    """Links to one image, of other names in each class; an inode takes no more than some ten thousand."""
+    for number in range(classes):
+        at = _new(folder / f"class{number}")
+        for i in range(count // classes):
+            path, first = at / f"{number}_{i:06d}.jpg", at / f"{number}_{i - i % 10_000:06d}.jpg"
+            if path == first:
+                Image.new("RGB", (8, 8), (number, i % 256, 0)).save(path)
+            else:
+                os.link(first, path)
+
 
 def make_nested(folder: Path, taken: dict[str, list[Path]]) -> None:
     """`tars/ILSVRC2012_img_train.tar` of one tar a class, and `extracted/train/` of one folder a class."""
@@ -203,15 +245,16 @@ def main() -> None:
     parser = harness.command_line(
         "Measure packing of arrays and of archives in archives.",
         "sources",
-        figures=("mnist", "mnist-gz", "nested"),
+        figures=("mnist", "mnist-gz", "nested", "listing"),
         pairs=7,
     )
     parser.add_argument("--mnist", type=int, default=60_000, help="training images of MNIST (default: 60,000)")
     parser.add_argument("--count", type=int, default=5_000, help="images of `nested` (default: 5,000)")
+    parser.add_argument("--files", type=int, default=100_000, help="images of `listing` (default: 100,000)")
     parser.add_argument("--workers", type=int, default=2, help="of the packer (default: 2)")
     options = parser.parse_args()
     if options.quick:
-        options.mnist, options.count, options.pairs = 60, 64, 1
+        options.mnist, options.count, options.files, options.pairs = 60, 64, 200, 1
     harness.take_figures(Bench(options), options.only)
 
 

@@ -17,8 +17,8 @@ source tools/environment.sh
 # advice and hints commands print depends on no Python. Of the sources those that lean on Python's own library: archives, XML, CSV, and the layouts of folders.
 torch_free=(
     tests/cli --ignore=tests/cli/test_advice.py --ignore=tests/cli/test_hints.py --ignore=tests/cli/test_live.py tests/format tests/images tests/pack/test_golden_bytes.py tests/pack/test_pack.py tests/plan tests/read
-    tests/sources/archives tests/sources/arrays tests/sources/imagenet tests/sources/tables tests/sources/webdataset
-    tests/sources/test_folder.py tests/sources/test_layouts.py tests/sources/test_tree.py tests/sources/test_voc.py tests/system tests/timing
+    tests/sources/tables tests/sources/test_{archives,folder,hdf5,imagenet,layouts,npy,raw_rows,tree,voc,webdataset}.py
+    tests/system tests/timing
 )
 
 # An environment from outside must not decide what is imported.

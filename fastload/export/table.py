@@ -35,8 +35,7 @@ from fastload.sources.assemble import Splits
 from fastload.sources.box_forms import BOXES, POINTS, form_by_names
 from fastload.sources.exported import FORMAT, VERSION
 from fastload.sources.listing import Listing, first_few
-from fastload.sources.tables.frame import Frame, columns_of
-from fastload.sources.tables.read_table import ESCAPED, escape_formula, values_of
+from fastload.sources.tables.frame import ESCAPED, Frame, columns_of, escape_formula, values_of
 from fastload.system.text import text_of
 
 MOST_COLUMNS = 256

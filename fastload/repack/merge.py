@@ -19,8 +19,8 @@ from fastload.format.ragged import Column
 from fastload.format.texts import count_name, is_text
 from fastload.repack.packed_listing import list_packed, pack_options, regroup, without_damaged
 from fastload.repack.packed_rows import RaggedRows
-from fastload.sources.arrays.raw_rows import JoinedRows
 from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures, first_few
+from fastload.sources.raw_rows import JoinedRows
 from fastload.system.machine import available_memory
 
 _LARGE, _MOST_TIMES = 2**28, 16  # bytes of texts from which on they are compared with what they take now

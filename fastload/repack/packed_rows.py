@@ -21,8 +21,8 @@ from fastload.pack.encode import bytes_of
 from fastload.pack.pack_options import Progress
 from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, has_ragged, open_samples
 from fastload.read.fields import image_axes
-from fastload.sources.arrays.raw_rows import JoinedRows, RawRows, StoredRows
 from fastload.sources.listing import Arrays, Files, Pictures, first_few
+from fastload.sources.raw_rows import JoinedRows, RawRows, StoredRows
 from fastload.system.machine import worker_count
 from fastload.system.threads import in_threads
 

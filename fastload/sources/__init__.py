@@ -5,8 +5,7 @@ key, split and columns, and an object that reads its image (and mask) from any p
 
 Read first: `listing` (what a source returns), `tree` and `open_tree` (the files of a folder or archive), `folder` (the
 plainest layout), `assemble` (the end of every layout; images with masks), `spans` (readers of pieces of files),
-`layouts` (all of them, and how one is recognised). Formats that need several modules have a package of their own:
-archives, tables, arrow, arrays, coco, imagenet, webdataset.
+`layouts` (all of them, and how one is recognised). What tables of all formats share is in `tables`.
 
 To add a layout: one new module here with `list_NAME` and `NAME_evidence`, its mirrored test, one entry in
 `layouts.LAYOUTS`. Importing `layouts` imports all of them: a tenth of a second that `fastload info` does without.

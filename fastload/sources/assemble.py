@@ -1,22 +1,34 @@
 """The end of every layout: a Draft collects notes and samples left out, Samples hold the rest, `assemble` lists them.
 
-Also what several layouts share: files by their stem, images paired with masks by their name, absent masks.
+Also files by their stem, images paired with masks by their name, absent masks.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
-from fastload.images.image_header import open_image, pillow_silenced
-from fastload.sources.listing import Files, Listing, Masks, OnError, Reader, first_few, in_split_order, require_unique
+from fastload.images.image_header import ImageHeader, header_of_pixels, open_image, pillow_silenced, probe_image
+from fastload.sources.listing import (
+    Arrays,
+    Files,
+    Listing,
+    Masks,
+    OnError,
+    Pictures,
+    Reader,
+    first_few,
+    in_split_order,
+    require_unique,
+)
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of
 
 _PART = re.compile(r"(.*-)(\d{5,6})-of-(\d{5,6})(?:-[0-9a-f]+)?(\.\w+)?", re.DOTALL)
@@ -57,24 +69,18 @@ class Draft:
     def leave_out_broken(self, tree: Tree, prefix: str = "") -> None:
         """Leaves out the images of a tree that cannot be read at all, or refuses them; keys begin with `prefix`."""
         if tree.broken and self.on_error == "fail":
-            raise SourceError(
-                f"{tree.path}: images that cannot be read ({len(tree.broken)}): {_reasons(tree.broken)}. "
-                "Fix or remove them, or leave them out with `--on-error skip`."
-            )
+            way = f"Fix or remove them{_skip(len(tree.images()) > 0)}."
+            said = f"images that cannot be read ({len(tree.broken)}): {_reasons(tree.broken)}"
+            raise SourceError(f"{tree.path}: {said}. {way}")
         self.unreadable |= {stem_of(key_of(name)) for name, _ in tree.broken}
         for name, reason in tree.broken:
             self.leave_out(prefix + key_of(name), reason)
 
-    def leave_out_all(
-        self, found: Sequence[tuple[str, str]], which: str, fix: str, shown: list[str] | None = None
-    ) -> None:
-        """Leaves out samples, by key and reason, of which a layout found all at once, or refuses them.
-
-        The SourceError says which they are, shows them (None: by key and reason), and how to go on.
-        """
+    def leave_out_all(self, found: Sequence[tuple[str, str]], which: str, fix: str, of: int) -> None:
+        """Leaves out samples, by key and reason, that a layout found all at once among `of`, or refuses them."""
         if found and self.on_error == "fail":
-            said = _reasons(found) if shown is None else first_few(shown)
-            raise SourceError(f"{self.where}: {which} ({len(found)}): {said}. {fix} with `--on-error skip`.")
+            way = f"{fix}{_skip(len(found) < of)}."
+            raise SourceError(f"{self.where}: {which} ({len(found)}): {_reasons(found)}. {way}")
         self.skipped += found
 
     def require_parts(self, names: Sequence[str]) -> None:
@@ -96,13 +102,18 @@ class Draft:
             )
         self.note("Files are missing by the names of the others", lacking)
 
-    def refuse_left_out(self) -> None:
-        """Raises SourceError if samples are left out and on_error is "fail"."""
+    def refuse_left_out(self, left: int) -> None:
+        """Raises SourceError if samples are left out and on_error is "fail"; `left`: how many others there are."""
         if self.skipped and self.on_error == "fail":
             raise SourceError(
                 f"{self.where}: samples that the dataset contradicts ({len(self.skipped)}): {_reasons(self.skipped)}. "
-                f"Fix the lists or the files, or leave those samples out with `--on-error skip`{self.further}."
+                f"Fix the lists or the files{_skip(left > 0)}{self.further}."
             )
+
+
+def _skip(some: bool) -> str:
+    """Returns the advice to leave samples out, where `some` others are left."""
+    return ", or leave those out with `--on-error skip`" if some else ""
 
 
 def _reasons(found: Sequence[tuple[str, str]]) -> str:
@@ -184,10 +195,8 @@ class Samples:
         # A sample without a mask stands for any file: it is never read.
         mask_at, present = np.maximum(masks.positions, 0), np.asarray(masks.positions, np.int64) >= 0
         tree.known[mask_at[present]] = True
-        packed = Masks(
-            tree.files.take(mask_at), present, masks.names, masks.ignore_index, masks.attrs, dtype=masks.dtype
-        )
-        further = (np.where(present, of[mask_at], 0) for of in (tree.sizes, tree.mtimes_ns))
+        files, further = tree.files.take(mask_at), (of[mask_at] * present for of in (tree.sizes, tree.mtimes_ns))
+        packed = Masks(files, present, masks.names, masks.ignore_index, masks.attrs, dtype=masks.dtype)
         return replace(samples, masks=packed).made_also_of(*further)
 
     def without(self, left_out: Collection[int]) -> Samples:
@@ -204,71 +213,13 @@ class Samples:
         return replace(self, sizes=self.sizes + sizes, mtimes_ns=np.maximum(self.mtimes_ns, mtimes_ns))
 
 
-K = TypeVar("K", bound=Hashable)
-
-
-@dataclass(frozen=True)
-class Pairs(Generic[K]):
-    """Images and masks by the key that pairs them: a stem, or the parts of a path that end in it."""
-
-    tree: Tree  # holds the files
-    images: Mapping[K, int]  # key -> position of the image
-    masks: Mapping[K, int]  # key -> position of the mask
-    splits: Mapping[K, str]  # key -> split of the image
-
-    def splits_without_masks(self) -> list[str]:
-        """Returns the splits of which no image has a mask, in the order of images."""
-        having = {split for key, split in self.splits.items() if key in self.masks}
-        return [split for split in dict.fromkeys(self.splits.values()) if split not in having]
-
-    def complete(
-        self, draft: Draft, lacking: str = "has no mask", *, every_split: bool = False, lone_masks: bool = True
-    ) -> list[K]:
-        """Returns the keys of the images to list; those `lacking` their mask are left out, and `lone_masks`.
-
-        A split without any mask is listed, unless `every_split` must have them.
-        """
-        without = [] if every_split else self.splits_without_masks()
-        kept = []
-        for key, position in self.images.items():
-            if key in self.masks or self.splits[key] in without:
-                kept.append(key)
-            else:
-                draft.leave_out(key_of(self.tree.names[position]), lacking)
-        for key, position in self.masks.items() if lone_masks else ():
-            stem = key[-1] if isinstance(key, tuple) else key
-            if key not in self.images and stem not in draft.unreadable:
-                draft.leave_out(key_of(self.tree.names[position]), "is a mask without its image")
-        return kept
-
-    def samples(
-        self,
-        keys: Collection[K],
-        columns: dict[str, Column] | None = None,
-        *,
-        masked: bool = True,
-        names: tuple[str, ...] = (),
-        ignore_index: int | None = None,
-        attrs: dict[str, Any] | None = None,
-    ) -> Samples:
-        """Returns the images with these keys, split by split, sorted by name; columns are in the order of keys.
-
-        Their masks are packed if they are `masked`; what these mean is said as in `listing.Masks`.
-        """
-        positions = [self.masks.get(key, -1) for key in keys]
-        masks = MaskFiles(positions, names, ignore_index, attrs or {}) if masked else None
-        images, splits = [self.images[key] for key in keys], Splits.of([self.splits[key] for key in keys])
-        return Samples.in_tree(self.tree, images, splits, columns, masks, by_name=True)
-
-
 def assemble(draft: Draft, samples: Samples) -> Listing:
     """Returns the listing of samples, with the notes of a draft and what it left out; refuses an empty one."""
-    draft.refuse_left_out()
-    if not len(samples.keys if samples.rows is None else samples.rows):
-        reasons = f" Left out: {_reasons(draft.skipped)}." if draft.skipped else ""
-        raise SourceError(
-            f"{draft.where}: no sample is left to pack as layout {draft.layout}.{reasons} Is it the whole dataset?"
-        )
+    left = len(samples.keys if samples.rows is None else samples.rows)
+    draft.refuse_left_out(left)
+    if not left:
+        why = f" Left out: {_reasons(draft.skipped)}." if draft.skipped else ""
+        raise SourceError(f"{draft.where}: no sample is left to pack as {draft.layout}.{why} Is it the whole dataset?")
     draft.notes[:0] = _outside_splits(samples)
     listing = Listing(
         layout=draft.layout,
@@ -351,6 +302,15 @@ def stem_of(name: str) -> str:
     """Returns the base name of a path without its suffix."""
     base = name.rpartition("/")[2]
     return base.rpartition(".")[0] or base
+
+
+def header_of(reader: Reader, i: int) -> ImageHeader:
+    """Returns the header of image or mask i; ImageError says why it cannot be read."""
+    if isinstance(reader, Arrays):
+        return header_of_pixels(reader.shape, reader.dtype)
+    if isinstance(reader, Pictures):
+        return reader.header(i)
+    return probe_image(partial(reader.read_head, i))
 
 
 _PROBED = 32  # masks read to see how they are numbered: enough for a rare value to show, read in a moment

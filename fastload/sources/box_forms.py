@@ -7,6 +7,7 @@ of the numbers decide; else the values, if only one of the two forms lies within
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError, SourceError
 from fastload.format.ragged import Column, Moves
 from fastload.images.fit import axis_letter
-from fastload.images.image_header import probe_image
-from fastload.sources.listing import Arrays, BoxForm, Files, Listing, Reader
+from fastload.sources.assemble import header_of
+from fastload.sources.listing import Arrays, BoxForm, Listing, Reader
 from fastload.system.machine import available_memory
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -36,6 +37,10 @@ REACH = 1
 
 _LARGE = 2**28  # bytes of boxes by sample from which on their size is looked at
 _PROBED = 64  # images whose size is read: those with the largest coordinates
+
+
+_SIDES = re.compile(r"left|right|(?<![a-z])[lr](?![a-z])", re.IGNORECASE)
+_OTHER = {"left": "right", "right": "left", "l": "r", "r": "l"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +61,11 @@ class BoxSlots:
         slot[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
         return cls(sample, slot, counts, where)
 
+    @classmethod
+    def without_nan(cls, boxes: NDArray[Any], sample: NDArray[np.int64], num_samples: int, where: str) -> BoxSlots:
+        """Returns where boxes, (B, 4), lie, but for those that are NaN or partly NaN: they are left out."""
+        return cls.of(np.where(np.isnan(boxes).any(axis=1), -1, sample), num_samples, where)
+
     def padded(self, values: NDArray[Any], fill: int = 0) -> NDArray[Any]:
         """Returns the values of boxes, (B, ...), by sample, (N, M, ...); `fill` stands behind the last of each."""
         most = max(1, int(self.counts.max(initial=0)))
@@ -72,18 +82,52 @@ class BoxSlots:
         return result
 
     def columns(
-        self, boxes: NDArray[Any], labels: NDArray[np.int64], about: dict[str, Any], **marks: NDArray[Any]
+        self, boxes: NDArray[Any], labels: Column | None, form: BoxForm | Moves = "xywh", **marks: NDArray[Any]
     ) -> dict[str, Column]:
-        """Returns the columns of boxes, (B, 4) as x, y, width, height, their labels, further marks, and their number.
+        """Returns the columns of B boxes of a form, as x, y, width, height, their labels and marks, and their number.
 
-        `about` are the attributes of the labels, which are -1 behind the last box of a sample.
+        Behind the last label of a sample stands -1.
         """
-        return {
-            "boxes": Column(self.padded(boxes), {"names": SIZED}, "xywh"),
-            "box_labels": Column(self.padded(labels, -1), about),
-            **{name: Column(self.padded(values)) for name, values in marks.items()},
-            "num_boxes": Column(self.counts),
-        }
+        columns = {"boxes": Column(sized_boxes(self.padded(boxes), form), {"names": SIZED}, "xywh")}
+        if labels is not None:
+            columns["box_labels"] = Column(self.padded(labels.values, -1), labels.attrs)
+        columns |= {name: Column(self.padded(values)) for name, values in marks.items()}
+        return columns | {"num_boxes": Column(self.counts)}
+
+
+def keypoints_column(
+    slots: BoxSlots,
+    points: NDArray[np.float32],
+    names: Sequence[str] = (),
+    skeleton: Sequence[tuple[int, int]] = (),
+    flip_pairs: Sequence[int] = (),
+) -> Column:
+    """Returns the column `keypoints`, float32 (N, M, K, 3): x, y and visibility, which is COCO's.
+
+    0: not labelled, and then all three are 0, as behind the last box of a sample; 1: labelled, but hidden; 2: visible.
+    Attributes, as far as known: `names` of the K points; `skeleton`, the pairs of points that are joined, one pair
+    behind the other; `flip_pairs`, for each point its number in a mirrored image.
+
+    Args:
+        slots: where the B objects lie.
+        points: (B, K, 3).
+        names: K names.
+        skeleton: pairs of numbers of points, from 0.
+        flip_pairs: K numbers of points; (): by the names, such as left_eye and right_eye.
+    """
+    flip_pairs = tuple(flip_pairs) or flip_pairs_of(names)
+    joined = tuple(number for pair in skeleton for number in pair)
+    attrs = {"names": tuple(names), "skeleton": joined, "flip_pairs": flip_pairs}
+    return Column(slots.padded(points), {name: value for name, value in attrs.items() if value}, "xyv")
+
+
+def flip_pairs_of(names: Sequence[str]) -> tuple[int, ...]:
+    """Returns for each point the number of the one of the other side, by their names, else its own; () for no sides."""
+    number = {name.lower(): at for at, name in enumerate(names)}
+    mirrored = [_SIDES.sub(lambda found: _OTHER[found[0].lower()], name.lower()) for name in names]
+    pairs = [number.get(name, at) for at, name in enumerate(mirrored)]
+    pairs = [other if pairs[other] == at else at for at, other in enumerate(pairs)]
+    return () if pairs == list(range(len(pairs))) else tuple(pairs)
 
 
 def sized_boxes(boxes: NDArray[Any], form: BoxForm | Moves) -> NDArray[Any]:
@@ -169,9 +213,8 @@ def with_box_forms(listing: Listing, form: BoxForm = "auto") -> Listing:
         if is_box and form != "auto" and column.values.ndim > 1 and column.values.shape[-1] == 4:
             values, moves, numbers = in_stored_form(column.values, form)
             columns[name] = replace(column, values=values, attrs={"names": numbers} | column.attrs, moves=moves)
-            notes.append(
-                f"Column {name!r} holds {_SHOWN[moves]}, as asked for{' (by their middle)' * (form == 'cxcywh')}."
-            )
+            middle = " (by their middle)" * (form == "cxcywh")
+            notes.append(f"Column {name!r} holds {_SHOWN[moves]}, as asked for{middle}.")
             continue
         moves, why = _box_form(listing.files, column) if is_box else _point_form(name.lower(), column)
         if moves:
@@ -260,10 +303,7 @@ def _sizes(files: Reader, boxes: NDArray[np.float64]) -> tuple[NDArray[np.int64]
     rows, sizes = [], []
     for row in np.unique(np.argsort(-reach, axis=0, kind="stable")[:_PROBED]).tolist():
         try:
-            if isinstance(files, Files):
-                header = probe_image(lambda size, row=row: files.read_head(row, size))  # type: ignore[misc]
-            else:
-                header = files.header(row)
+            header = header_of(files, row)
         except ImageError:
             continue  # packing reports the images that cannot be read
         rows.append(row)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from fastload.remote.cloud import split
 from fastload.remote.options import Remote
 from fastload.remote.paths import ObjectPath, remote_in_force
 from fastload.remote.ranges import ObjectRange, announce, client_of, read_range
-from fastload.sources.spans import HEAD_BYTES, ListedObject, changed_ns, without_cache
+from fastload.sources.spans import HEAD_BYTES, ListedObject, Paths, changed_ns, without_cache
 from fastload.sources.tree import Tree, hidden_note, is_hidden, walk_order
 
 _WHOLE_BYTES = 2**20  # other images up to this size are fetched whole, as all of them is read for their header
@@ -40,30 +40,15 @@ _GUESSED_BYTES = 2**18  # each of at most so many bytes
 
 @dataclass(frozen=True, eq=False)
 class BucketFiles:
-    """Reads objects whole, as they were listed. All keys are one bytes object, small and quick to pickle."""
+    """Reads objects whole, as they were listed."""
 
     url: str  # of the bucket
     remote: Remote
     prefix: str  # of all keys
-    paths: bytes  # what follows it in each, one after another
-    ends: NDArray[np.int64]  # int64 (F,), where each ends in `paths`
+    paths: Paths  # what follows it in each
     sizes: NDArray[np.int64]  # int64 (F,), bytes of each object
     etags: NDArray[np.bytes_]  # S (F,), "" for none
     _read: list[int] = field(default_factory=list, repr=False)  # of this process: what was read last, and how far ahead
-
-    @classmethod
-    def of(
-        cls,
-        url: str,
-        remote: Remote,
-        prefix: str,
-        paths: list[bytes],
-        sizes: NDArray[np.int64],
-        etags: NDArray[np.bytes_],
-    ) -> BucketFiles:
-        """Returns the reader of the objects whose keys are the prefix and one of these paths."""
-        ends = np.cumsum([len(path) for path in paths], dtype=np.int64)
-        return cls(url, remote, prefix, b"".join(paths), ends, sizes, etags)
 
     def read(self, i: int) -> bytes:
         self._guess(i)
@@ -84,36 +69,33 @@ class BucketFiles:
         found = []
         for i in indices.tolist():
             size = int(self.sizes[i])
-            jpeg = self._path(i)[-5:].lower().endswith((b".jpg", b".jpeg"))
+            jpeg = self.paths[i][-5:].lower().endswith((b".jpg", b".jpeg"))
             found.append(self._range(i, HEAD_BYTES if heads and (jpeg or size > _WHOLE_BYTES) else size))
         return found
 
     def take(self, indices: NDArray[np.integer[Any]]) -> BucketFiles:
-        paths = [self._path(i) for i in indices.tolist()]
-        return BucketFiles.of(self.url, self.remote, self.prefix, paths, self.sizes[indices], self.etags[indices])
+        paths, sizes, etags = self.paths.take(indices), self.sizes[indices], self.etags[indices]
+        return replace(self, paths=paths, sizes=sizes, etags=etags, _read=[])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_read": []}
 
-    def _path(self, i: int) -> bytes:
-        return self.paths[self.ends[i - 1] if i else 0 : self.ends[i]]
-
     def _range(self, i: int, size: int) -> ObjectRange:
-        key = self.prefix + self._path(i).decode()
+        key = self.prefix + self.paths[i].decode()
         etag = bytes(self.etags[i]).decode() or None
         return ObjectRange(self.url, self.remote, key, 0, min(size, int(self.sizes[i])), etag)
 
     def _guess(self, i: int) -> None:
         """Announces the next small files of the same kind where one is read after another, as annotations are."""
         last, reach = self._read or (i, 0)
-        suffix = posixpath.splitext(self._path(i))[1]
-        if not 0 < i - last <= _NEAR or posixpath.splitext(self._path(last))[1] != suffix:
+        suffix = posixpath.splitext(self.paths[i])[1]
+        if not 0 < i - last <= _NEAR or posixpath.splitext(self.paths[last])[1] != suffix:
             reach = 0
         elif i >= reach - _GUESSED // 2:
             first = max(i + 1, reach)
-            reach = min(first + _GUESSED, len(self.ends))
+            reach = min(first + _GUESSED, len(self.sizes))
             small = [k for k in range(first, reach) if self.sizes[k] <= _GUESSED_BYTES]
-            later = [k for k in small if self._path(k).endswith(suffix)]
+            later = [k for k in small if self.paths[k].endswith(suffix)]
             announce(self.ranges(np.array(later, np.int64), heads=False))
         self._read[:] = i, reach
 
@@ -170,9 +152,9 @@ def open_bucket(path: ObjectPath) -> Tree | ListedObject:
         folders=sorted(folders - {""}),
         sizes=sizes,
         mtimes_ns=np.array([changed_ns(info) for info in infos], np.int64),
-        files=BucketFiles.of(
-            split(str(path))[0], without_cache(remote_in_force()), prefix, [name.encode() for name in names],
-            sizes, etags,
+        files=BucketFiles(
+            split(str(path))[0], without_cache(remote_in_force()), prefix,
+            Paths.of([name.encode() for name in names]), sizes, etags,
         ),
         notes=(hidden_note(list(hidden)),) if hidden else (),
     )  # fmt: skip
@@ -183,6 +165,6 @@ def lone_file(path: ObjectPath, listed: ListedObject) -> Tree:
     prefix, name = split(str(path.parent))[1], path.name
     sizes, etags = np.array([listed.num_bytes], np.int64), np.array([(listed.etag or "").encode()], "S")
     prefix = f"{prefix}/" if prefix else ""
-    files = BucketFiles.of(split(listed.path)[0], listed.remote, prefix, [name.encode()], sizes, etags)
+    files = BucketFiles(split(listed.path)[0], listed.remote, prefix, Paths.of([name.encode()]), sizes, etags)
     mtimes = np.array([listed.mtime_ns], np.int64)
     return Tree(path=path.parent, names=[name], sizes=sizes, mtimes_ns=mtimes, files=files, file=name)

@@ -25,13 +25,12 @@ from fastload.errors import ImageError, SourceError
 from fastload.format.ragged import Column
 from fastload.format.texts import CAPTION, count_name, text_arrays
 from fastload.sources.assemble import Draft, Samples, Splits, stem_of
-from fastload.sources.coco.instances import INSTANCES, PANOPTIC, walk_json
 from fastload.sources.listing import SPLITS, SourceOptions, first_few
 from fastload.sources.tables.frame import plain_name
 from fastload.sources.tables.image_index import ImageIndex, folder_splits
 from fastload.sources.tree import Tree, key_of
 from fastload.system.machine import available_memory
-from fastload.system.text import text_of
+from fastload.system.text import text_of, walk_json
 
 _LARGE = 2**28  # bytes of a column from which on it is compared with what its texts take
 _MOST_TIMES = 16  # their bytes that a large column may have: COCO's take 6.5, Flickr30k's 9
@@ -39,6 +38,14 @@ _HEAD = 2**16
 
 _USUAL = "caption captions text texts sentence sentences comment comments description descriptions alt_text".split()
 """Usual names of a column of captions, likeliest first; any but the first two may hold classes as well."""
+
+
+INSTANCES = re.compile(
+    r"(?:^|/)(?:(?:instances|(?P<keypoints>person_keypoints))_([^/]+)\.json|(?:([^/]+)/)?_annotations\.coco\.json)$"
+)
+"""Names of the files, with the split in the name or in the folder."""
+PANOPTIC = re.compile(r"(?:^|/)panoptic_([^/]+)\.json$")
+"""Names of panoptic files."""
 
 
 # Captions as columns.
@@ -162,10 +169,8 @@ def _coco(tree: Tree, at: int) -> Iterator[_Caption]:
 def _karpathy(tree: Tree, at: int) -> Iterator[_Caption]:
     for where, number, item in _elements(tree, at):
         for sentence in item.get("sentences", ()) if where == "images" else ():
-            name, text = (
-                _get(tree, at, item, "filename", f"images[{number}]"),
-                _get(tree, at, sentence, "raw", "sentences"),
-            )
+            name = _get(tree, at, item, "filename", f"images[{number}]")
+            text = _get(tree, at, sentence, "raw", "sentences")
             folder, split = str(item.get("filepath", "")), str(item.get("split", ""))
             yield _Caption(f"{folder}/{name}" if folder else name, text, SPLITS.get(split, split))
 
@@ -212,9 +217,7 @@ def _sbu(tree: Tree, at: int) -> Iterator[_Caption]:
         raise SourceError(f"{tree.where(at)}: its captions, {key_of(other)}, are not there. Fetch that file, too.")
     urls, texts = (list(_lines(tree, part, blank=True)) for part in (at, tree.names.index(other)))
     if len(urls) != len(texts):
-        raise SourceError(
-            f"{tree.where(at)} has {len(urls):,} lines, {key_of(other)} {len(texts):,}. Fetch both again."
-        )
+        raise SourceError(f"{tree.where(at)} has {len(urls):,} lines, {key_of(other)} {len(texts):,}. Fetch both.")
     for (_, url), (_, text) in zip(urls, texts, strict=True):
         yield _Caption(url.strip().rpartition("/")[2], text.rstrip())  # as torchvision's SBU reads it
 
@@ -357,18 +360,14 @@ def captions_of(draft: Draft, tree: Tree, images: Sequence[int], options: Source
     if options.captions == "none":
         return {}
     texts, _, _ = captions_by_image(draft, tree)
-    return caption_columns(
-        draft, [texts.get(i, ()) for i in images], options, lambda row: key_of(tree.names[images[row]])
-    )
+    found = [texts.get(i, ()) for i in images]
+    return caption_columns(draft, found, options, lambda row: key_of(tree.names[images[row]]))
 
 
 def list_captions(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns the images that files of captions name, split by split, in the order of their names.
 
     Columns: `caption` (N, M), in the order of the files, and `num_captions` int64 (N,).
-
-    Raises:
-        SourceError: a file is damaged, or names an image that is not there (unless skipped).
     """
     draft.leave_out_broken(tree)
     files = [tree.names[at] for at in _caption_files(tree, by_name=True)[0]]
@@ -376,13 +375,12 @@ def list_captions(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         raise SourceError(f"{tree.given}: there is no file of captions. `fastload layouts` says which are read.")
     texts, splits, absent = captions_by_image(draft, tree)
     lost = [(key_of(name), f"is named in {first_few(map(key_of, files), 2)}, but has no file") for name in absent]
-    draft.leave_out_all(lost, "captions without their image", "Put the images back, or leave those captions out")
+    draft.leave_out_all(lost, "captions without their image", "Put the images back", len(lost) + len(texts))
     said = {stem_of(line.text): split for split, lines in _lists_of_splits(tree) for line in lines}
     images = sorted(texts)
     by_folder = folder_splits([tree.names[i] for i in images])
-    split_of = [
-        splits.get(i) or said.get(stem_of(tree.names[i])) or at for i, at in zip(images, by_folder, strict=True)
-    ]
+    stems = [stem_of(tree.names[i]) for i in images]
+    split_of = [splits.get(i) or said.get(stem) or at for i, stem, at in zip(images, stems, by_folder, strict=True)]
     columns = caption_columns(draft, [texts[i] for i in images], options, lambda row: key_of(tree.names[images[row]]))
     return Samples.in_tree(tree, images, Splits.of(split_of), columns, by_name=True)
 

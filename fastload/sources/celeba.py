@@ -24,8 +24,7 @@ from fastload.sources.assemble import Draft, Samples, Splits, split_path, stem_o
 from fastload.sources.folder import find_images
 from fastload.sources.listing import SPLIT_ORDER, SourceOptions, first_few, require_unique
 from fastload.sources.open_tree import open_tree
-from fastload.sources.tree import Tree, is_image, key_of
-from fastload.system.text import text_of
+from fastload.sources.tree import Line, Tree, is_image, key_of, lines_of
 
 
 class _Text(NamedTuple):
@@ -77,9 +76,6 @@ def list_celeba(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     Columns, each if its file is there: `labels` uint8 (N, 40), 0 and 1 for -1 and 1 in the file; `identity` int64
     (N,), from 1; `bbox` int32 (N, 4), in pixels of the original images; `landmarks` int32 (N, 10), in pixels of the
     aligned images, or of the original ones if only their file is there (attribute `coordinates`).
-
-    Raises:
-        SourceError: an image has no row or a row no image (unless skipped); a value is not allowed.
     """
     faces, rows, where = _find_faces(tree, draft)
     draft.trees.append(faces)
@@ -119,10 +115,8 @@ def list_celeba(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             columns["identity"] = Column(values[:, 0].astype(np.int64))
         elif text.field == "labels":
             if not table.header:
-                raise SourceError(
-                    f"{path} has no line with the names of its {values.shape[1]} attributes. "
-                    "Fetch the original file, or remove it to pack without it."
-                )
+                fix = "Fetch the original file, or remove it to pack without it."
+                raise SourceError(f"{path} has no line with the names of its {values.shape[1]} attributes. {fix}")
             columns["labels"] = Column((values == 1).astype(np.uint8), {"names": table.header})
         else:
             attrs = {"names": table.header or text.names, "coordinates": text.coordinates}
@@ -132,12 +126,14 @@ def list_celeba(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     draft.leave_out_all(
         [(key, f"is listed in {' and '.join(files)}, but has no file") for key, files in no_file.items()],
         "images that are listed, but not there",
-        "Fetch or unpack the images again, or leave those out",
+        "Fetch or unpack the images again",
+        len(names) + len(no_file),
     )
     draft.leave_out_all(
         [(key_of(names[row]), f"has no row in {' and '.join(files)}") for row, files in sorted(no_row.items())],
         "images that a text file does not list",
-        "Fetch the text files again, remove the incomplete one, or leave those images out",
+        "Fetch the text files again, or remove the incomplete one",
+        len(names),
     )
     return Samples.in_tree(faces, rows, splits, columns).without(no_row)
 
@@ -204,27 +200,20 @@ def _base(name: str) -> str:
 class TextTable:
     """The rows of one text file, in its order."""
 
-    path: str  # of the file, for messages
     images: list[str]  # name of each row's image, all different; undecodable bytes are surrogates
     values: NDArray[np.int32]  # (R, V)
     header: tuple[str, ...]  # names of the V columns; empty if the file has none
     count: int | None  # the number of rows that the first line states; None without such a line
-    lines: list[int]  # line number of each row, from 1
+    lines: list[Line]  # of the rows
 
     def require(self, allowed: tuple[int, ...], wanted: str) -> None:
-        """Refuses other values than those `allowed`; `wanted` describes these, and the message names the first.
-
-        Raises:
-            SourceError: there are some.
-        """
-        good = np.zeros(self.values.shape, np.bool_)
-        for value in allowed:
-            good |= self.values == value
+        """Refuses other values than those `allowed`; `wanted` describes these, and SourceError names the first."""
+        good = np.isin(self.values, allowed)
         if not good.all():
             row, column = np.argwhere(~good)[0].tolist()
             name = f" ({self.header[column]})" if self.header else ""
             found = f"{self.images[row]} has the value {self.values[row, column]}{name}, expected {wanted}"
-            raise _bad_line(self.path, self.lines[row], found)
+            raise self.lines[row].error(f"{found}{_FIX}")
 
     def rows_of(self, images: list[str]) -> tuple[NDArray[np.int64], list[str]]:
         """Returns the row of each image (-1 for none), and the images of the table that are not among `images`.
@@ -236,9 +225,12 @@ class TextTable:
         bare: Callable[[str], str] = str if set(self.images).intersection(images) else stem_of
         row = {bare(name): i for i, name in enumerate(self.images)}
         wanted = [bare(name) for name in images]
-        known = set(wanted)
-        absent = [name for name in self.images if bare(name) not in known]
-        return np.array([row.get(name, -1) for name in wanted], np.int64), absent
+        absent = set(row).difference(wanted)
+        there = np.array([row.get(name, -1) for name in wanted], np.int64)
+        return there, [name for name in self.images if bare(name) in absent]
+
+
+_FIX = ". Fix the line, or remove the file to pack without it."
 
 
 def parse_table(data: bytes, path: str, num_values: int | None = None) -> TextTable:
@@ -252,60 +244,40 @@ def parse_table(data: bytes, path: str, num_values: int | None = None) -> TextTa
         SourceError: a row has too few or too many values, or one that is no integer of 32 bits; an image occurs twice;
             there is no row.
     """
-    comma = path.lower().endswith(".csv")
+    comma, lines = path.lower().endswith(".csv"), lines_of(data, path)
 
-    def split(line: bytes) -> list[bytes]:
-        return [token.strip().strip(b'"') for token in line.split(b",")] if comma else line.split()
+    def split(line: Line) -> list[str]:
+        return [token.strip().strip('"') for token in line.text.split(",")] if comma else line.text.split()
 
-    text = data.removeprefix(b"\xef\xbb\xbf").splitlines()
-    lines = [number for number, line in enumerate(text, 1) if line.strip()]
-    count: int | None = None
-    header: tuple[str, ...] = ()
-    if lines and len(first := split(text[lines[0] - 1])) == 1 and first[0].isdigit() and len(first[0]) < 19:
-        count = int(first[0])
-        del lines[0]
-    if lines and _is_header(first := split(text[lines[0] - 1])):
-        header_line = lines.pop(0)
-        header = tuple(name.decode("utf-8", "backslashreplace") for name in first)
-        if comma or len(header) - 1 == num_values or header[0].lower() in _IMAGE_COLUMN:
-            header = header[1:]
+    count, header = None, tuple[str, ...]()
+    if lines and len(first := split(lines[0])) == 1 and first[0].isdigit() and len(first[0]) < 19:
+        count, lines = int(first[0]), lines[1:]
+    name, *tokens = split(lines[0]) if lines else ["", "0"]
+    # A first row with a wrong value is no header: no column is called 000001.jpg.
+    if not is_image(name) and not (tokens and all(token.removeprefix("-").isdigit() for token in tokens)):
+        above, *lines = lines
+        unnamed = not (comma or len(tokens) == num_values or name.lower() in _IMAGE_COLUMN)
+        header = tuple(map(key_of, [name, *tokens] if unnamed else tokens))
     if not lines:
         raise SourceError(f"{path} holds no rows. Fetch it again, or remove it to pack without it.")
-    width = num_values or len(header) or max(1, len(split(text[lines[0] - 1])) - 1)
+    width = num_values or len(header) or max(1, len(split(lines[0])) - 1)
     if header and len(header) != width:
-        raise SourceError(
-            f"{path}, line {header_line}: {len(header)} names of columns over rows of {width} values. "
-            "Fetch the file again, or remove it to pack without it."
-        )
+        fix = "Fetch the file again, or remove it to pack without it."
+        raise above.error(f"{len(header)} names of columns over rows of {width} values. {fix}")
     seen: dict[str, int] = {}
-    twice: list[str] = []
-    values = array("i")
+    twice, values = list[str](), array("i")
     for line in lines:
-        name, *tokens = split(text[line - 1])
-        image = name.decode("utf-8", "surrogateescape")
+        image, *tokens = split(line)
+        shown = key_of(image)
         if len(tokens) != width:
-            raise _bad_line(path, line, f"{text_of(name)} has {len(tokens)} values, expected {width}")
+            raise line.error(f"{shown} has {len(tokens)} values, expected {width}{_FIX}")
         try:
             values.extend(map(int, tokens))
         except (ValueError, OverflowError) as exc:
-            bad = text_of(tokens[len(values) % width])  # those before it were taken
-            found = f"{text_of(name)} has the value {bad!r}, expected an integer of 32 bits"
-            raise _bad_line(path, line, found) from exc
-        if seen.setdefault(image, line) != line:
-            twice.append(f"{image} (lines {seen[image]} and {line})")
+            bad = key_of(tokens[len(values) % width])  # those before it were taken
+            raise line.error(f"{shown} has the value {bad!r}, expected an integer of 32 bits{_FIX}") from exc
+        if seen.setdefault(image, line.number) != line.number:
+            twice.append(f"{image} (lines {seen[image]} and {line.number})")
     if twice:
-        raise SourceError(
-            f"{path}: images with more than one row ({len(twice)}): {first_few(twice)}. Remove the wrong rows."
-        )
-    return TextTable(path, list(seen), np.frombuffer(values, np.int32).reshape(-1, width), header, count, lines)
-
-
-def _is_header(tokens: list[bytes]) -> bool:
-    # A first row with a wrong value is no header: no column is called 000001.jpg.
-    return not is_image(tokens[0].decode("latin-1")) and not (
-        len(tokens) > 1 and all(token.removeprefix(b"-").isdigit() for token in tokens[1:])
-    )
-
-
-def _bad_line(path: str, line: int, found: str) -> SourceError:
-    return SourceError(f"{path}, line {line}: {found}. Fix the line, or remove the file to pack without it.")
+        raise SourceError(f"{path}: images with two rows or more ({len(twice)}): {first_few(twice)}. Remove the wrong.")
+    return TextTable(list(seen), np.frombuffer(values, np.int32).reshape(-1, width), header, count, lines)

@@ -23,6 +23,7 @@ from fastload.sources.tree import Tree, key_of
 
 IMAGES, LABELS, CLASSES = "images.txt", "image_class_labels.txt", "classes.txt"
 SPLIT, BOXES = "train_test_split.txt", "bounding_boxes.txt"
+_SPLITS = {"1": "train", "0": "test"}
 
 
 def cub_evidence(tree: Tree) -> list[str]:
@@ -35,10 +36,6 @@ def list_cub(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns the images that images.txt lists, train before test, in the order of their names.
 
     Columns: `labels` int64 (N,); `bbox` float32 (N, 4) as x, y, width, height, if there is a list of them.
-
-    Raises:
-        SourceError: a list is absent, or a line of it is wrong; an image has no file, class, split or box, or there is
-            an image that no list names (unless skipped).
     """
     draft.leave_out_broken(tree)
     listed = _numbered(tree, IMAGES)
@@ -52,23 +49,20 @@ def list_cub(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     known = sorted(classes, key=int) or sorted({words[0] for words in labels.values()}, key=int)
     place = {number: at for at, number in enumerate(known)}
     for number, name in names.items():
-        at = position_of.get(f"{root}images/{name}")
-        where = f"is number {number} of {IMAGES}, and"
-        if at is None:
-            draft.leave_out(key_of(name), f"is listed in {IMAGES}, but has no file")
-            continue
-        if number not in labels or labels[number][0] not in place:
-            draft.leave_out(key_of(name), f"{where} has no class in {LABELS}")
-            continue
-        if splits and splits.get(number, [""])[0] not in ("0", "1"):
-            draft.leave_out(key_of(name), f"{where} is neither 1 (train) nor 0 (test) in {SPLIT}")
-            continue
-        if boxes and number not in boxes:
-            draft.leave_out(key_of(name), f"{where} has no line in {BOXES}")
+        at, where = position_of.get(f"{root}images/{name}", -1), f"is number {number} of {IMAGES}, and"
+        split = _SPLITS.get(splits.get(number, [""])[0], "") if splits else "all"
+        wrong = {
+            f"is listed in {IMAGES}, but has no file": at < 0,
+            f"{where} has no class in {LABELS}": labels.get(number, [""])[0] not in place,
+            f"{where} is neither 1 (train) nor 0 (test) in {SPLIT}": not split,
+            f"{where} has no line in {BOXES}": bool(boxes) and number not in boxes,
+        }
+        if why := next((said for said, is_so in wrong.items() if is_so), ""):
+            draft.leave_out(key_of(name), why)
             continue
         kept.append(at)
         found.append(place[labels[number][0]])
-        said.append({"1": "train", "0": "test"}[splits[number][0]] if splits else "all")
+        said.append(split)
         corners.append([float(word) for word in boxes[number]] if boxes else [])
     named = {f"{root}images/{name}" for name in names.values()}
     for name, at in position_of.items():

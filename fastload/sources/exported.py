@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.ragged import Column, Moves
-from fastload.sources.arrays.npy import read_npz
+from fastload.sources.arrays import read_npz
 from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, split_path
 from fastload.sources.listing import SourceOptions, first_few, require_unique
 from fastload.sources.tree import Tree, key_of
@@ -42,6 +42,10 @@ class _Sidecar:
 
     def damaged(self, why: str) -> SourceError:
         return SourceError(f"{self.where}: {why}. Export again, or remove {SIDECAR} to pack what the other files say.")
+
+    def require(self, good: object, why: str) -> None:
+        if not good:
+            raise self.damaged(why)
 
     def at(self, part: int) -> list[int]:
         """Returns the position in the tree of each row's image (1) or mask (2), -1 for none."""
@@ -68,11 +72,7 @@ def why_ignored(tree: Tree) -> str:
 
 
 def list_exported(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
-    """Returns an export: keys, splits, columns with dtype, shape and attributes, masks with classes.
-
-    Raises:
-        SourceError: fastload.json or fields.npz is absent or damaged, or does not fit the other files.
-    """
+    """Returns an export: keys, splits, columns with dtype, shape and attributes, masks with classes."""
     sidecar = _read(tree)
     draft.title = f"Layout exported, recognised by {key_of(sidecar.folder + SIDECAR)}."
     columns, splits = _fields(tree, sidecar)
@@ -98,38 +98,36 @@ def _read(tree: Tree) -> _Sidecar:
         values = read_json(tree.read_text(positions[name]))
     except ValueError as exc:
         raise sidecar.damaged(f"it is no JSON ({exc})") from exc
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise sidecar.damaged("it is not what `fastload export` writes")
+    sidecar.require(
+        isinstance(values, dict) and values.get("format") == FORMAT, "it is not what `fastload export` writes"
+    )
     if values.get("version") != VERSION:
         raise SourceError(
             f"{sidecar.where}: version {values.get('version')!r:.80}; this release reads {VERSION}. Install the "
             f"release that wrote it ({str(values.get('writer'))[:80]}), or remove {SIDECAR} to pack the images alone."
         )
     rows = values.get("rows")
-    if not isinstance(rows, list) or not rows:
-        raise sidecar.damaged("it lists no rows")
+    sidecar.require(isinstance(rows, list) and rows, "it lists no rows")
     for row in rows:
-        if not (_are_texts(row) and len(row) == 3):
-            raise sidecar.damaged(f"a row is {str(row)[:80]}, not a key, an image and a mask")
+        good = _are_texts(row) and len(row) == 3
+        sidecar.require(good, f"a row is {str(row)[:80]}, not a key, an image and a mask")
         for path in filter(None, row[1:]):
-            if path.startswith("/") or "\\" in path or {"", ".", ".."} & set(path.split("/")):
-                raise sidecar.damaged(f"{path[:80]!r} would lead out of the folder; refused")
+            safe = path[0] != "/" and "\\" not in path and not {"", ".", ".."} & set(path.split("/"))
+            sidecar.require(safe, f"{path[:80]!r} would lead out of the folder; refused")
     sidecar = replace(sidecar, values=values, rows=tuple(map(tuple, rows)))
     require_unique([row[0] for row in rows], sidecar.where)
     paths = [path for _, image, mask in sidecar.rows for path in ((image, mask) if mask else (image,))]
     listed = {sidecar.folder + path for path in paths}
-    if len(listed) < len(paths):
-        raise sidecar.damaged("it lists a file twice")
-    if absent := sorted((listed | {sidecar.folder + FIELDS}) - sidecar.positions.keys()):
-        raise sidecar.damaged(f"files it lists are gone ({len(absent)}): {first_few(map(key_of, absent), 3)}")
-    there = {tree.names[i] for i in tree.images().tolist()} | {name for name, _ in tree.broken}
-    if others := sorted(there - listed):
-        shown = first_few(map(key_of, others), 3)
-        raise sidecar.damaged(f"images were added that it does not list ({len(others)}): {shown}")
-    if (table := sidecar.values.get("manifest")) is not None:
+    sidecar.require(len(listed) == len(paths), "it lists a file twice")
+    absent = sorted((listed | {sidecar.folder + FIELDS}) - sidecar.positions.keys())
+    sidecar.require(not absent, f"files it lists are gone ({len(absent)}): {first_few(map(key_of, absent), 3)}")
+    others = sorted({*(tree.names[i] for i in tree.images().tolist()), *dict(tree.broken)} - listed)
+    shown = first_few(map(key_of, others), 3)
+    sidecar.require(not others, f"images were added that it does not list ({len(others)}): {shown}")
+    if (table := values.get("manifest")) is not None:
         at = sidecar.positions.get(sidecar.folder + TABLE)
-        if at is None or xxhash.xxh3_128_hexdigest(tree.read_text(at)) != table:
-            raise sidecar.damaged(f"{TABLE} was changed since it was written")
+        same = at is not None and xxhash.xxh3_128_hexdigest(tree.read_text(at)) == table
+        sidecar.require(same, f"{TABLE} was changed since it was written")
     return sidecar
 
 
@@ -154,9 +152,7 @@ def _fields(tree: Tree, sidecar: _Sidecar) -> tuple[dict[str, Column], Splits]:
         wanted = f"{dtype} {(len(sidecar.rows), *shape)}"
         found = f"{arrays[name].dtype} {arrays[name].shape}" if name in arrays else "absent"
         if found != wanted:
-            raise SourceError(
-                f"{where}: `{name}` is {found}, {SIDECAR} says {wanted}. Export again, or remove {SIDECAR}."
-            )
+            raise SourceError(f"{where}: `{name}` is {found}, {SIDECAR} says {wanted}. Export again, or remove that.")
         return arrays[name].values()
 
     columns: dict[str, Column] = {}
@@ -170,19 +166,17 @@ def _fields(tree: Tree, sidecar: _Sidecar) -> tuple[dict[str, Column], Splits]:
             dtype = np.dtype(str(column.get("dtype")))
         except (TypeError, ValueError, SyntaxError, OverflowError, MemoryError) as exc:
             raise sidecar.damaged(f"the dtype of `{name}` is {str(column.get('dtype'))[:80]}") from exc
-        if dtype.kind not in "biufS":
-            raise sidecar.damaged(f"`{name}` is {dtype}, which a packed file never holds")
+        sidecar.require(dtype.kind in "biufS", f"`{name}` is {dtype}, which a packed file never holds")
         values, moves = values_of(name, dtype, *shape), column.get("moves", "")
         last = shape[-1] if shape else 1
         triples = moves == "xyv"
         if moves not in get_args(Moves) or (moves and (dtype.kind not in "iuf" or last % (3 if triples else 2))):
             raise sidecar.damaged(f"`{name}` cannot hold coordinates such as {str(moves)[:80]!r}")
-        if moves in ("xywh", "xyxy") and last != 4:
-            raise sidecar.damaged(f"`{name}` cannot hold boxes, of {last} numbers")
+        sidecar.require(moves not in ("xywh", "xyxy") or last == 4, f"`{name}` cannot hold boxes, of {last} numbers")
         columns[name] = Column(values, _attrs(sidecar, column.get("attrs")), moves)
     split = values_of("split", np.dtype(np.uint8))
-    if int(split.max()) >= len(names):
-        raise sidecar.damaged(f"a row is of split {int(split.max())}, of {len(names)} that have names")
+    highest = int(split.max())
+    sidecar.require(highest < len(names), f"a row is of split {highest}, of {len(names)} that have names")
     return columns, Splits(split, tuple(names))
 
 
@@ -195,8 +189,7 @@ def _masks(sidecar: _Sidecar) -> MaskFiles | None:
     ignored = about.get("ignore_index")
     if ignored is not None and (type(ignored) is not int or not 0 <= ignored <= 65_535):
         raise sidecar.damaged(f"ignore_index is {str(ignored)[:80]}, not 0 to 65535")
-    if not any(mask for _, _, mask in sidecar.rows):
-        raise sidecar.damaged("it describes masks and lists none")
+    sidecar.require(any(mask for _, _, mask in sidecar.rows), "it describes masks and lists none")
     dtype = None if about.get("bits") != 16 else np.dtype(np.uint16)  # also where what was exported is small
     return MaskFiles(sidecar.at(2), tuple(about["names"]), ignored, _attrs(sidecar, about.get("attrs")), dtype)
 

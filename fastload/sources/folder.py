@@ -57,11 +57,6 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     the outermost below the split, which is the default; ("deepest",), the whole path to the image; ("last",), the
     folder it lies in; ("none",). With ("names",) it is no folder, but the words next to the number in an image's name:
     `cat.0.jpg`, `12_great_dane.jpg`.
-
-    Raises:
-        OptionError: `options.labels` is something else.
-        SourceError: there is no image; a class is empty; images lie next to class folders, or other folders with
-            images next to splits.
     """
     level = options.labels or ("top",)
     if level not in (("top",), ("deepest",), ("last",), ("names",), ("none",)):
@@ -166,9 +161,7 @@ def find_images(tree: Tree) -> NDArray[np.int64]:
         why = f"it is empty but for folders ({len(tree.folders)})" if tree.folders else "it is empty"
         if amiss := tree.broken or tree.passed:
             why = f"{key_of(amiss[0][0])} {amiss[0][1]}, and there is nothing else"
-        raise SourceError(
-            f"{tree.path} holds no image: {why}. Give the folder or archive that holds the images ({looked})."
-        )
+        raise SourceError(f"{tree.path} holds no image: {why}. Give the folder or archive of the images ({looked}).")
     if refused := foreign_format(tree):
         raise SourceError(refused)
     found = Counter(Path(name).suffix.lower() or "no suffix" for name in tree.names)
@@ -340,10 +333,8 @@ def _require_apart(draft: Draft, found: ClassFolders) -> None:
         )
     if found.around in tree.image_folders:
         direct = [key_of(tree.names[i][len(found.around) :]) for i in tree.image_folders[found.around].tolist()]
-        raise SourceError(
-            f"{where}: images lie next to the splits {shown} ({len(direct)}): {first_few(direct)}. Move each into a "
-            "split, or away."
-        )
+        fix = "Move each into a split, or away."
+        raise SourceError(f"{where}: images lie next to the splits {shown} ({len(direct)}): {first_few(direct)}. {fix}")
     below = [folder.removeprefix(found.around) for folder in tree.folders if folder.startswith(found.around)]
     empty = [key_of(name) for name in below if name.lower() in SPLITS and name not in found.named.values()]
     draft.note("Folders of splits without an image were ignored", empty)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 from weakref import WeakKeyDictionary
@@ -13,39 +14,38 @@ import numpy as np
 
 from fastload.errors import OptionError, SourceError
 from fastload.sources import (
-    ade20k,
-    camvid,
+    arrays,
     captions,
     celeba,
-    cityscapes,
+    coco,
     cub,
     exported,
     folder,
     foreign,
+    hdf5,
+    imagenet,
     library,
     mask_folders,
-    mnist,
+    paired,
+    parquet,
+    records,
     voc,
+    webdataset,
     yolo,
 )
-from fastload.sources.arrays import hdf5, npy
-from fastload.sources.arrow import parquet
 from fastload.sources.assemble import Draft, Samples, assemble
 from fastload.sources.box_forms import with_box_forms
-from fastload.sources.coco import coco
-from fastload.sources.imagenet import imagenet
 from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
-from fastload.sources.records import mds, tfrecord
 from fastload.sources.signs import around_source, passed_over, refuse_by_signs
-from fastload.sources.tables import image_tables, manifest
+from fastload.sources.tables import manifest
 from fastload.sources.tree import Tree, key_of
-from fastload.sources.webdataset import webdataset
 
 Source = Callable[[Draft, Tree, SourceOptions], Samples]
 """Returns the samples of a tree of one layout, and adds notes and left-out samples to the draft.
 
-Raises SourceError if the dataset cannot be packed as it is.
+Raises SourceError if the dataset cannot be packed as it is, MissingExtraError if a package that reads it is not
+there, and OptionError for an option that does not fit it.
 """
 
 
@@ -77,14 +77,14 @@ LAYOUTS: dict[str, Layout] = {
         "CelebA: aligned faces and its text files, or Kaggle's"),
     "imagenet": Layout(imagenet.list_imagenet, imagenet.imagenet_evidence, "dataset",
         "ImageNet: class folders, Kaggle's, or the original tars in place", own=r"(.*/)?ImageSets/|.*\.tar$"),
-    "ade20k": Layout(ade20k.list_ade20k, ade20k.ade20k_evidence, "dataset",
+    "ade20k": Layout(partial(paired.list_paired, spec=paired.ADE20K), paired.ade20k_evidence, "dataset",
         "ADE20K SceneParsing: scenes, masks of 150 classes", takes=_MASKS),
     "voc": Layout(voc.list_voc, voc.voc_evidence, "dataset",
         "Pascal VOC, one year: palette masks, boxes, labels", takes=_MASKS,
         own=r"(.*/)?(JPEGImages|Annotations|ImageSets|Segmentation(Object|Class|ClassAug))/"),
-    "camvid": Layout(camvid.list_camvid, camvid.camvid_evidence, "dataset",
+    "camvid": Layout(partial(paired.list_paired, spec=paired.CAMVID), paired.camvid_evidence, "dataset",
         "CamVid as in SegNet's tutorial: frames and masks", takes=_MASKS),
-    "cityscapes": Layout(cityscapes.list_cityscapes, cityscapes.cityscapes_evidence, "dataset",
+    "cityscapes": Layout(partial(paired.list_paired, spec=paired.CITYSCAPES), paired.cityscapes_evidence, "dataset",
         "Cityscapes: frames, and fine or coarse masks of 19 classes, or of instances", takes=_MASKS,
         own=r"(.*/)?gt(Fine|Coarse)/"),
     "coco": Layout(coco.list_coco, coco.coco_evidence, "dataset",
@@ -95,21 +95,21 @@ LAYOUTS: dict[str, Layout] = {
         "Images with texts: COCO's captions, Flickr8k, Flickr30k, SBU", takes=("captions",)),
     "cub": Layout(cub.list_cub, cub.cub_evidence, "dataset",
         "CUB-200-2011: birds, their species and boxes"),
-    "mnist": Layout(mnist.list_mnist, mnist.mnist_evidence, "dataset",
+    "mnist": Layout(arrays.list_mnist, arrays.mnist_evidence, "dataset",
         "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not", decodes=False),
-    "manifest": Layout(manifest.list_manifest, image_tables.manifest_evidence, "format",
+    "manifest": Layout(manifest.list_manifest, manifest.manifest_evidence, "format",
         "A table that names the images: CSV, TSV or JSON lines (Kaggle, Hugging Face)", takes=(*_OF_TABLES, "root")),
     "parquet": Layout(parquet.list_parquet, parquet.parquet_evidence, "format",
         "Parquet with an image column, as on the Hugging Face Hub", takes=(*_OF_TABLES, "root")),
     "webdataset": Layout(webdataset.list_webdataset, webdataset.webdataset_evidence, "format",
         "WebDataset: tar shards, a sample's files by their common name",
         takes=(*_MASKS, "labels", "image_column", "captions", "boxes")),
-    "mds": Layout(mds.list_mds, mds.mds_evidence, "format",
+    "mds": Layout(records.list_mds, records.mds_evidence, "format",
         "MosaicML's MDS shards, by their index.json", takes=(*_MASKS, "labels", "image_column", "captions")),
-    "tfrecord": Layout(tfrecord.list_tfrecord, tfrecord.tfrecord_evidence, "format",
+    "tfrecord": Layout(records.list_tfrecord, records.tfrecord_evidence, "format",
         "TFRecord of images and labels, also tensorflow-datasets' folders",
         takes=(*_MASKS, "labels", "image_column", "captions", "boxes")),
-    "arrays": Layout(npy.list_arrays, npy.arrays_evidence, "format",
+    "arrays": Layout(arrays.list_arrays, arrays.arrays_evidence, "format",
         "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=(*_MASKS, "boxes")),
     "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",
         "HDF5 of other writers: images and labels, fuel's, PCam's", decodes=False, takes=(*_MASKS, "boxes")),
@@ -156,10 +156,8 @@ def _detected(tree: Tree) -> tuple[str, list[str]]:
         found = {name: evidence for name, evidence in fitting if evidence}
         if len(found) > 1:
             fits = "; ".join(f"{name} by {first_few(evidence, 3)}" for name, evidence in found.items())
-            raise SourceError(
-                f"{tree.given}: more than one layout fits: {fits}. Say which one it is: "
-                f"{' or '.join(f'`--layout {name}`' for name in found)}."
-            )
+            fix = f"Say which one it is: {' or '.join(f'`--layout {name}`' for name in found)}."
+            raise SourceError(f"{tree.given}: more than one layout fits: {fits}. {fix}")
         if found:
             return next(iter(found.items()))
         if kind == "format" and (why := foreign.foreign_format(tree)):
@@ -223,9 +221,7 @@ def list_source(
     # Layouts of known datasets give the form of their boxes; formats may only name a column so.
     listing = with_box_forms(listing, options.boxes) if LAYOUTS[name].kind == "format" else listing
     if options.boxes != "auto" and not any(column.moves in ("xywh", "xyxy") for column in listing.columns.values()):
-        raise OptionError(
-            f"{tree.given}: `--boxes {options.boxes}`, but nothing here holds boxes in pixels. Leave it out."
-        )
+        raise OptionError(f"{tree.given}: `--boxes {options.boxes}`, but nothing here holds boxes in pixels.")
     return listing
 
 

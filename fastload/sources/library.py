@@ -28,6 +28,7 @@ from fastload.sources.assemble import Draft, Samples
 from fastload.sources.foreign import IN_PYTHON, PAIRS, Known, arrays_in, last_part, marked_in
 from fastload.sources.listing import SPLITS, SourceOptions, first_few
 from fastload.sources.objects import object_samples
+from fastload.sources.spans import Paths
 from fastload.sources.tree import HUGGING_FACE, TORCHVISION, FolderFiles, Tree, is_library, key_of
 
 _SPLITS = ("train", "trainval", "val", "valid", "test", "extra", "unlabeled")
@@ -84,9 +85,8 @@ def library_tree(path: str | Path) -> Path | Tree:
     if text.startswith(HUGGING_FACE):
         return _cached_dataset(text.removeprefix(HUGGING_FACE))
     nothing = np.zeros(0, np.int64)
-    return Tree(
-        path=Path(path), names=[], sizes=nothing, mtimes_ns=nothing, files=FolderFiles.of(b"", [], nothing, nothing)
-    )
+    files = FolderFiles(b"", Paths.of([]), nothing, nothing)
+    return Tree(path=Path(path), names=[], sizes=nothing, mtimes_ns=nothing, files=files)
 
 
 def torchvision_evidence(tree: Tree) -> list[str]:
@@ -98,18 +98,10 @@ def list_torchvision(draft: Draft, tree: Tree, options: SourceOptions) -> Sample
     """Returns the samples of a dataset of torchvision, split by split; its targets are labels, masks, or boxes.
 
     Files are sorted by name within a split, other samples as the class has them.
-
-    Raises:
-        MissingExtraError: torchvision is not installed, or cannot be imported.
-        OptionError: there is no such dataset, or it does not take an argument; its root folder is not given.
-        MissingFileError: it does not lie in the root folder.
-        SourceError: it gives a value that is neither image, label, mask nor boxes.
     """
     if not torchvision_evidence(tree):
-        raise SourceError(
-            f"{tree.given}: no dataset of torchvision by its name. Write `torchvision:NAME` in its place, and give the "
-            "folder as `--root`."
-        )
+        fix = "Write `torchvision:NAME` in its place, and give the folder as `--root`."
+        raise SourceError(f"{tree.given}: no dataset of torchvision by its name. {fix}")
     name, *given = str(tree.path).removeprefix(TORCHVISION).split(",")
     dataset = _dataset_class(name, draft.where)
     accepted = _parameters(dataset)
@@ -154,9 +146,8 @@ def list_torchvision(draft: Draft, tree: Tree, options: SourceOptions) -> Sample
             f"names it: see `help(torchvision.datasets.{name})`. `--download` has torchvision fetch it."
         )
     if absent:
-        draft.notes.append(
-            f"Splits that are not there: {'; '.join(f'{split}: {why[:200]}' for split, why in absent.items())}"
-        )
+        said = "; ".join(f"{split}: {why[:200]}" for split, why in absent.items())
+        draft.notes.append(f"Splits that are not there: {said}")
     counts = ", ".join(f"{split or 'samples'} {len(part):,}" for split, part in parts.items())
     draft.title = f"Layout torchvision: {name} in {root}: {counts}."
     as_files = all(part.is_of_files() for part in parts.values())
@@ -176,9 +167,7 @@ def _dataset_class(name: str, where: str) -> type[Any]:
     except ModuleNotFoundError as exc:
         if exc.name not in ("torch", "torchvision"):
             raise
-        raise MissingExtraError(
-            f"{where}: {exc.name} is not installed. Install it with: pip install torchvision."
-        ) from exc
+        raise MissingExtraError(f"{where}: {exc.name} is not installed: `pip install torchvision`.") from exc
     except Exception as exc:
         raise MissingExtraError(
             f"{where}: torchvision is installed, but cannot be imported: {exc}. It was probably built for another "
@@ -188,10 +177,8 @@ def _dataset_class(name: str, where: str) -> type[Any]:
     if name not in known:
         alike = {one.lower(): one for one in known}
         close = [alike[one] for one in get_close_matches(name.lower(), alike, 4, 0.5)]
-        raise OptionError(
-            f"{where}: torchvision has no dataset {name!r}. {f'Is it {first_few(close)}? ' if close else ''}"
-            f"It has {', '.join(known)}."
-        )
+        fix = f"{f'Is it {first_few(close)}? ' if close else ''}It has {', '.join(known)}."
+        raise OptionError(f"{where}: torchvision has no dataset {name!r}. {fix}")
     if reason := REFUSED.get(name):
         raise SourceError(f"{where}: not packed by its name. {reason}.")
     found: type[Any] = getattr(datasets, name)
@@ -217,9 +204,7 @@ def _parsed(given: list[str], accepted: Mapping[str, Any], where: str) -> dict[s
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or name not in usable:
-            raise OptionError(
-                f"{where}: {text!r} is no argument of it. Write NAME=VALUE; it takes {', '.join(usable) or 'none'}."
-            )
+            raise OptionError(f"{where}: {text!r} is no argument: write NAME=VALUE, of {', '.join(usable) or 'none'}.")
         plain = {"true": True, "false": False, "none": None}
         whole = value.removeprefix("-").isdecimal() and accepted[name].annotation not in (str, "str")
         found[name] = plain[value.lower()] if value.lower() in plain else int(value) if whole else value

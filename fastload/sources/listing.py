@@ -235,10 +235,8 @@ def require_unique(keys: Collection[str], where: str) -> None:
     """Refuses keys that occur more than once, with a SourceError that names them."""
     if len(set(keys)) < len(keys):
         twice = [key for key, count in Counter(keys).items() if count > 1]
-        raise SourceError(
-            f"{where}: {len(twice)} names occur more than once: {first_few(twice)}. "
-            "Each sample is known by its name. Remove or rename the duplicates."
-        )
+        fix = "Each sample is known by its name. Remove or rename the duplicates."
+        raise SourceError(f"{where}: {len(twice)} names occur more than once: {first_few(twice)}. {fix}")
 
 
 MasksWanted = Literal["auto", "none", "semantic", "instance", "panoptic"]

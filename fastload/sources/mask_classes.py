@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError, OptionError, SourceError
 from fastload.images.decode import as_index_mask, read_mask, upright
 from fastload.images.fit import Target, resample_mask
-from fastload.images.image_header import ImageHeader, header_of_pixels, probe_image
-from fastload.sources.assemble import values_in_masks
-from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures, Reader, first_few
+from fastload.images.image_header import ImageHeader, header_of_pixels
+from fastload.sources.assemble import header_of, values_in_masks
+from fastload.sources.listing import Files, Listing, Masks, Pictures, Reader, first_few
 
 MaskSize = Literal["same", "image"]
 
@@ -62,9 +62,7 @@ class MaskOptions:
         if self.palette and self.values != "auto":
             raise OptionError("`--palette` says what colours mean, `--mask-values` what numbers do. Give one of them.")
         if self.ignore and not self.palette and self.values in ("auto", "keep"):
-            raise OptionError(
-                "`--ignore-index` belongs to `--mask-values` or `--palette`, which say what the other values are."
-            )
+            raise OptionError("`--ignore-index` belongs to `--mask-values` or `--palette`, which say what others are.")
         if self.palette:
             _classes_of_palette(self.palette, self.ignore)
         elif self.values not in ("auto", "keep"):
@@ -193,12 +191,8 @@ def _classes(masks: Masks, options: MaskOptions) -> tuple[Classes | None, list[s
     top = seen[-1]
     if len(seen) > 2:
         others = first_few(map(str, seen[1:-1]))
-        return None, [
-            f"Masks hold 0, {top} and {others} {looked}, and stay as they are: `--mask-values` names classes."
-        ]
-    note = (
-        f"Masks hold 0 and {top} {looked}: packed as the classes 0 and 1; `--mask-values keep` leaves them as they are."
-    )
+        return None, [f"Masks hold 0, {top} and {others} {looked}, and stay so: `--mask-values` names classes."]
+    note = f"Masks hold 0 and {top} {looked}: packed as classes 0 and 1; `--mask-values keep` leaves them as they are."
     return Classes(seen, ("0", str(top)), guessed=True), [note]
 
 
@@ -212,9 +206,7 @@ def _classes_of_palette(palette: Palette, ignore: str) -> Classes:
         else:
             codes[name] = code
     if ignore and not ignored:
-        raise OptionError(
-            f"ignore_index={ignore!r}: no class of the palette has that name; they are {first_few(codes, 12)}."
-        )
+        raise OptionError(f"ignore_index={ignore!r}: the palette names {first_few(codes, 12)}. Choose one of them.")
     return Classes(tuple(codes.values()), tuple(codes), ignored, colours=True)
 
 
@@ -238,7 +230,7 @@ def _classes_of_values(text: str, ignore: str) -> Classes:
         value = next((value for value, name in found.items() if name == ignore), ignore)
         if not str(value).isdigit() or int(value) > 65_535:
             raise OptionError(
-                f"ignore_index={ignore!r}: with `--mask-values` it is a value, such as 255, or one of its names."
+                f"ignore_index={ignore!r} is neither a value, such as 255, nor a name in `--mask-values`."
             )
         ignored = (int(value),)
         found.pop(int(value), None)
@@ -322,7 +314,7 @@ class MappedMasks:
 
     def header(self, i: int) -> ImageHeader:
         """Returns the header of the mask from `read(i)`; ImageError where the shape is not the image's."""
-        own = _header(self.masks, i)
+        own = header_of(self.masks, i)
         size = (own.width, own.height) if self._orientation(i) > 4 else (own.height, own.width)
         size = size if self.images is None else self._size(i, *size)
         return header_of_pixels(size, self._dtype(own.bits))
@@ -350,9 +342,9 @@ class MappedMasks:
 
     def _orientation(self, i: int) -> int:
         """Returns the EXIF orientation by which mask i is to be turned: its image's, unless it has its own."""
-        if self.turned is None or (isinstance(self.masks, Files) and _header(self.masks, i).orientation != 1):
+        if self.turned is None or (isinstance(self.masks, Files) and header_of(self.masks, i).orientation != 1):
             return 1
-        return _header(self.turned, i).orientation
+        return header_of(self.turned, i).orientation
 
     def _pixels(self, i: int) -> NDArray[Any]:
         """Returns the values of mask i, (H, W), or its colours, uint8 (H, W, 3)."""
@@ -402,7 +394,7 @@ class MappedMasks:
     def _size(self, i: int, height: int, width: int) -> tuple[int, int]:
         """Returns height and width of image i, if a mask of this size shows the whole of it."""
         assert self.images is not None, "only called with images"
-        image = _header(self.images, i)
+        image = header_of(self.images, i)
         if not same_shape((height, width), (image.height, image.width)):
             raise ImageError(
                 f"is {width}x{height}, the image {image.width}x{image.height} (width x height): another shape, so that "
@@ -414,15 +406,6 @@ class MappedMasks:
 def same_shape(mask: Sequence[int], image: Sequence[int]) -> bool:
     """Returns whether heights and widths have the same ratio, within 1 %."""
     return abs(mask[1] * image[0] / (mask[0] * image[1]) - 1) <= _SAME_SHAPE
-
-
-def _header(reader: Reader, i: int) -> ImageHeader:
-    if isinstance(reader, Arrays):
-        return header_of_pixels(reader.shape, reader.dtype)
-    if isinstance(reader, Pictures):
-        return reader.header(i)
-    read: Callable[[int, int], bytes] = reader.read_head
-    return probe_image(lambda size: read(i, size))
 
 
 @functools.lru_cache(maxsize=4)

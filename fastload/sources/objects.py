@@ -30,7 +30,7 @@ from fastload.images.fit import Target
 from fastload.images.image_header import KINDS, ImageHeader, check_size, header_of_pixels, pillow_silenced, probe_image
 from fastload.sources.assemble import Draft, Samples, Splits, assemble, fill_value
 from fastload.sources.listing import SPLITS, Listing, Masks, OnError, first_few
-from fastload.sources.spans import ListedFile
+from fastload.sources.spans import ListedFile, Paths
 from fastload.sources.tables.boxes import nested_boxes
 from fastload.sources.tree import FolderFiles, key_of
 
@@ -306,7 +306,7 @@ def _files_at(
     paths = [os.fsencode(file.path) for file in files]
     top = os.fsencode(os.path.abspath(root)) if root else os.path.commonpath([os.path.dirname(p) for p in paths])
     paths = [os.path.relpath(path, top) for path in paths]
-    return FolderFiles.of(top, paths, sizes, mtimes), [p.decode("utf-8", "surrogateescape") for p in paths]
+    return FolderFiles(top, Paths.of(paths), sizes, mtimes), [p.decode("utf-8", "surrogateescape") for p in paths]
 
 
 def _refuse_random(pictures: ObjectPictures, kind: str) -> None:
@@ -389,9 +389,7 @@ def _column(parts: Mapping[str, Any], labels: list[Any], rows: list[int], kind: 
     if not first:
         return None
     if len(first) > 1:
-        raise SourceError(
-            f"{kind}: labels of several kinds: {', '.join(list(first.values())[:2])}. Give all of them as one kind."
-        )
+        raise SourceError(f"{kind}: labels of several kinds: {', '.join(list(first.values())[:2])}. Give one kind.")
     named = [_classes(part) for part in parts.values()]
     classes = next((names for names in named if names), ())
     if len({names for names in named if names}) > 1 and int in first:

@@ -13,8 +13,11 @@ import numpy as np
 
 from fastload.errors import MissingFileError, SourceError
 from fastload.remote.paths import ObjectPath, path_of
+from fastload.sources.archives import list_archive
+from fastload.sources.bucket import lone_file, open_bucket
 from fastload.sources.foreign import SHARD_NAME
 from fastload.sources.listing import first_few
+from fastload.sources.spans import Paths
 from fastload.sources.tree import FolderFiles, Tree, hidden_note, is_hidden, is_image, is_library, key_of, walk_order
 
 _TABLES = tuple(".csv .tsv .jsonl .ndjson .json .parquet .npy .npz .h5 .hdf5 .hdf .txt".split())
@@ -59,9 +62,7 @@ def open_tree(path: str | Path | Tree) -> Tree:
             fix = f"Patterns are not expanded. To pack all shards, give the folder that holds them: {path.parent}"
         raise MissingFileError(f"{path}: there is no such file or folder. {fix}") from exc
     except OSError as exc:
-        raise SourceError(
-            f"{path} cannot be read: {exc.strerror}. Check the permissions of the folders above it."
-        ) from exc
+        raise SourceError(f"{path} cannot be read: {exc.strerror}. Check the rights of the folders above it.") from exc
     if stat.S_ISDIR(status.st_mode):
         return _walk(path)
     if stat.S_ISREG(status.st_mode) and _is_table(path):
@@ -72,16 +73,13 @@ def open_tree(path: str | Path | Tree) -> Tree:
             names=[name],
             sizes=size,
             mtimes_ns=mtime,
-            files=FolderFiles.of(os.path.abspath(os.fsencode(path.parent)), [os.fsencode(name)], size, mtime),
+            files=FolderFiles(os.path.abspath(os.fsencode(path.parent)), Paths.of([os.fsencode(name)]), size, mtime),
             file=name,
         )
     if not stat.S_ISREG(status.st_mode):
         raise SourceError(f"{path} is a pipe or device. Give a folder, or a file with the same content.")
     if path.name.lower().endswith(_SHEETS):
         raise SourceError(f"{path} is a spreadsheet, which is not read. Save it as CSV, and give that.")
-    # Imported here: a folder is listed without zipfile, tarfile and lzma.
-    from fastload.sources.archives.archive import list_archive
-
     return list_archive(path)
 
 
@@ -91,10 +89,6 @@ def _is_table(path: Path) -> bool:
 
 
 def _open_url(path: ObjectPath) -> Tree:
-    # Imported here, with the archives: a folder of this machine is listed without them.
-    from fastload.sources.archives.archive import list_archive
-    from fastload.sources.bucket import lone_file, open_bucket
-
     found = open_bucket(path)
     if isinstance(found, Tree):
         return found
@@ -120,10 +114,8 @@ def _walk(root: Path) -> Tree:
             with os.scandir(os.path.join(top, prefix.encode("utf-8", "surrogateescape"))) as found:
                 entries = list(found)
         except OSError as exc:
-            raise SourceError(
-                f"{root / key_of(prefix)}: the folder cannot be listed: {exc.strerror}. "
-                "Make it readable for this user, or move it out of the dataset."
-            ) from exc
+            fix = "Make it readable for this user, or move it out of the dataset."
+            raise SourceError(f"{root / key_of(prefix)}: the folder cannot be listed: {exc.strerror}. {fix}") from exc
         for entry in entries:
             part = entry.name.decode("utf-8", "surrogateescape")
             name = prefix + part
@@ -164,7 +156,7 @@ def _walk(root: Path) -> Tree:
         folders=sorted(folders),
         sizes=listed[0],
         mtimes_ns=listed[1],
-        files=FolderFiles.of(top, [name.encode("utf-8", "surrogateescape") for name in names], *listed),
+        files=FolderFiles(top, Paths.of([name.encode("utf-8", "surrogateescape") for name in names]), *listed),
         broken=sorted(broken),
         passed=sorted(passed),
         notes=tuple(notes),

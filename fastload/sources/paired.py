@@ -1,4 +1,28 @@
-"""Datasets of images and masks in files of the same name: each is a `Paired` value, which `list_paired` lists."""
+"""Datasets of images and masks in files of the same name: each is a `Paired` value, which `list_paired` lists.
+
+CamVid as in the SegNet tutorial: driving frames in a folder, their masks in a sibling folder, and lists that may be
+absent; one that is there must agree with the folders, by the last folder and the name in its paths.
+
+    train/0001TP_006690.png, trainannot/0001TP_006690.png       also val, valannot, test, testannot
+    train.txt                                                    rows `/SegNet/CamVid/train/x.png .../trainannot/x.png`
+
+Cityscapes: frames of drives through cities, and their fine (else coarse) masks, packed with the 19 classes that count.
+Masks of the split test hold no classes, and are not read.
+
+    leftImg8bit/train/aachen/aachen_000000_000019_leftImg8bit.png
+    gtFine/train/aachen/aachen_000000_000019_gtFine_labelIds.png            0..33
+    gtFine/train/aachen/aachen_000000_000019_gtFine_labelTrainIds.png       0..18, 255 is ignored; made by its scripts
+    gtFine/train/aachen/aachen_000000_000019_gtFine_instanceIds.png         label * 1,000 + number of the instance
+    gtCoarse/train_extra/...                                                likewise
+
+ADE20K SceneParsing (ADEChallengeData2016): scenes with masks of 150 classes, packed as they are. The values show which
+of two numberings they have: `annotations_detectron2` (0..149, 255 = ignore) is read if there is no other.
+
+    images/{training,validation}/ADE_train_00000001.jpg
+    annotations/{training,validation}/ADE_train_00000001.png     0 = other, 1..150
+    objectInfo150.txt, sceneCategories.txt                       names of the classes, the scene of each image
+    release_test/testing/ADE_test_00000001.jpg                   images without masks
+"""
 
 from __future__ import annotations
 
@@ -12,10 +36,10 @@ import numpy as np
 
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
-from fastload.sources.assemble import Draft, Pairs, Samples
+from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, split_path, stem_of, values_in_masks
 from fastload.sources.listing import SPLITS, SourceOptions, first_few
 from fastload.sources.mask_classes import Classes, MappedMasks, Palette
-from fastload.sources.tree import Tree, key_of
+from fastload.sources.tree import Line, Tree, is_image, key_of
 
 Key = tuple[str, ...]
 """The key that an image and its mask share: a stem, behind the folder where that counts."""
@@ -90,27 +114,35 @@ def list_paired(draft: Draft, tree: Tree, options: SourceOptions, spec: Paired, 
     if kind is None and options.masks in ("semantic", "instance"):
         of = " of instances" if options.masks == "instance" else ""
         raise SourceError(f"{tree.given}: there is no mask{of} in {spec.where}. Unpack them next to the images.")
-    pairs = Pairs(tree, found.images, found.masks[kind.name] if kind else {}, found.splits)
-    kept = pairs.complete(draft, every_split=spec.every_split) if masked else list(found.images)
+    masks = found.masks[kind.name] if kind else {}
+    having = {split for key, split in found.splits.items() if key in masks}
+    without = [] if spec.every_split else sorted(set(found.splits.values()) - having)
+    kept = [key for key in found.images if not masked or key in masks or found.splits[key] in without]
+    for key in sorted(found.images.keys() - kept):
+        draft.leave_out(key_of(tree.names[found.images[key]]), "has no mask")
+    for key, at in masks.items():
+        if key not in found.images and key[-1] not in draft.unreadable:
+            draft.leave_out(key_of(tree.names[at]), "is a mask without its image")
     if kind:
         draft.further = "; `--masks none` packs all images without masks"
-    if kind and not spec.every_split and (without := sorted(pairs.splits_without_masks())):
+    if kind and without:
         draft.notes.append(f"Splits without masks: {', '.join(without)}; they are packed without.")
-    for at in (found.images, *found.masks.values()):
-        tree.known[list(at.values())] = True
+    for of_kind in (found.images, *found.masks.values()):
+        tree.known[list(of_kind.values())] = True
     if spec.check:
         kept = spec.check(draft, tree, found, kept)
     columns = spec.columns(draft, tree, found, kept) if spec.columns else None
-    names, ignore = (kind.names, kind.ignore_index) if kind else ((), None)
-    if kind and spec.meaning:
-        names, ignore = spec.meaning(draft, tree, kind, [pairs.masks.get(key, -1) for key in kept])
-    samples = pairs.samples(kept, columns, masked=kind is not None, names=names, ignore_index=ignore)
-    if kind is None or samples.masks is None:
-        return samples
+    positions, splits = [found.images[key] for key in kept], Splits.of([found.splits[key] for key in kept])
+    if kind is None:
+        return Samples.in_tree(tree, positions, splits, columns, by_name=True)
+    mask_at = [masks.get(key, -1) for key in kept]
+    names, ignore = spec.meaning(draft, tree, kind, mask_at) if spec.meaning else (kind.names, kind.ignore_index)
+    mask_files = MaskFiles(mask_at, names, ignore, kind.attrs, kind.dtype)
+    samples = Samples.in_tree(tree, positions, splits, columns, mask_files, by_name=True)
+    assert samples.masks is not None, "there are mask files"
     files = samples.masks.files
     files = files if kind.classes is None else MappedMasks(files, None, kind.classes, None, ignore)
-    masks = replace(samples.masks, files=files, palette=kind.palette, attrs=kind.attrs, dtype=kind.dtype)
-    return replace(samples, masks=masks)
+    return replace(samples, masks=replace(samples.masks, files=files, palette=kind.palette))
 
 
 def add_file(tree: Tree, to: dict[Key, int], key: Key, i: int) -> None:
@@ -151,9 +183,7 @@ def _find(tree: Tree, spec: Paired) -> Found:
     folder_of: dict[str, str] = {}
     for folder, split in sorted({(key[0], found.splits[key]) for key in images}):
         if (other := folder_of.setdefault(split, folder)) != folder:
-            raise SourceError(
-                f"{tree.given}: {key_of(other)}/ and {key_of(folder)}/ are both the split {split!r}. Give one."
-            )
+            raise SourceError(f"{tree.given}: {key_of(other)}/ and {key_of(folder)}/ are both {split!r}. Give one.")
     return Found(images, found.splits, masks)
 
 
@@ -183,3 +213,261 @@ def _chosen(draft: Draft, found: Found, spec: Paired, *, instances: bool) -> Mas
     if chosen.note:
         draft.notes.append(chosen.note)
     return chosen
+
+
+_CAMVID_CLASSES = tuple("Sky Building Pole Road Pavement Tree SignSymbol Fence Car Pedestrian Bicyclist Void".split())
+
+_FRAME = re.compile(r"(?:^|/)(\w+)annot/(?:0001TP|0006R0|0016E5|Seq05VD)_\w+\.png$")
+
+
+def camvid_evidence(tree: Tree) -> list[str]:
+    """Returns the folders of masks (`trainannot/`) of a tree that hold files named as CamVid's frames."""
+    found = dict.fromkeys(split_path(name)[0] for name in tree.names if "annot/" in name and _FRAME.search(name))
+    return [key_of(folder) for folder in found]
+
+
+def _listed(draft: Draft, tree: Tree, found: Found, kept: list[Key]) -> list[Key]:
+    """Returns the frames that the lists of their splits name, if there are lists."""
+    for folder in sorted({folder for folder, _ in found.images}):
+        listed = _read_list(tree, f"{folder}/", draft)
+        if listed is None:
+            continue
+        name = f"{key_of(folder)}.txt"
+        unlisted = {key for key in kept if key[0] == folder and key[1] not in listed}
+        for key in sorted(unlisted):
+            draft.leave_out(key_of(tree.names[found.images[key]]), f"is not listed in {name}")
+        kept = [key for key in kept if key not in unlisted]
+        for stem, frame in listed.items():
+            if (folder, stem) not in found.images and stem not in draft.unreadable:
+                draft.leave_out(frame, f"is listed in {name}, but has no file")
+    return kept
+
+
+def _read_list(tree: Tree, folder: str, draft: Draft) -> dict[str, str] | None:
+    """Returns stem -> key of the frames that a split's list names; None if there is no list."""
+    name = f"{folder[:-1]}.txt"
+    if name not in tree.names:
+        return None
+    listed: dict[str, str] = {}
+    for line in tree.lines(tree.names.index(name)):
+        frame, *mask = line.text.split()
+        if not all(map(is_image, (frame, *mask))) or len(mask) > 1:
+            raise line.error(f"{line.text!r}, expected an image and its mask. Fix the line, or remove the list.")
+        stem = stem_of(frame)
+        if mask and stem_of(mask[0]) != stem:
+            fix = "Fix the line, or remove the list to pair by name."
+            raise line.error(f"{key_of(frame)} is listed with the mask of another frame, {key_of(mask[0])}. {fix}")
+        if stem in listed:
+            raise line.error(f"{key_of(frame)} is listed twice. Remove one of the lines.")
+        listed[stem] = key_of(folder + split_path(frame)[1])
+    draft.notes.append(f"Checked against {key_of(name)} ({len(listed)} rows).")
+    return listed
+
+
+_FILE = r"/(?P<key>[^/]+)\.[^/.]+"
+# Masks are 8-bit: 0..10 are classes, 11 is void and `ignore_index`. There are no columns.
+CAMVID = Paired(
+    image=re.compile(rf"(?P<place>(?:.*/)?(?P<split>[^/]+)){_FILE}", re.DOTALL),
+    kinds=(
+        MaskKind(
+            "annot", re.compile(rf"(?P<place>(?:.*/)?(?P<split>[^/]+))annot{_FILE}", re.DOTALL), names=_CAMVID_CLASSES,
+            ignore_index=11, note=f"Masks: {len(_CAMVID_CLASSES) - 1} classes, 11 = void and ignored.",
+        ),
+    ),
+    absent="there is no folder of frames with a sibling of masks (train/ and trainannot/). Give the folder or archive "
+    "that holds both.",
+    every_split=True,
+    check=_listed,
+)  # fmt: skip
+
+
+LABELS = (
+    "unlabeled", "ego vehicle", "rectification border", "out of roi", "static", "dynamic", "ground", "road", "sidewalk",
+    "parking", "rail track", "building", "wall", "fence", "guard rail", "bridge", "tunnel", "pole", "polegroup",
+    "traffic light", "traffic sign", "vegetation", "terrain", "sky", "person", "rider", "car", "truck", "bus",
+    "caravan", "trailer", "train", "motorcycle", "bicycle",
+)  # fmt: skip
+"""The labels 0 to 33."""
+
+LABEL_IDS = {i: LABELS[i] for i in (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)}
+"""The value in `labelIds` files of each class that counts, in the order of `labelTrainIds`."""
+
+_VOID = 255
+NO_INSTANCES = 65_535  # in masks of instances, for frames without one
+
+_STEM = r"(?P<split>[^/]+)/[^/]+/(?P<key>\w+_\d{6}_\d{6})"
+_LEFT_IMAGE = re.compile(rf"(?:^|.*/)leftImg8bit/{_STEM}_leftImg8bit\.\w+")
+
+
+def cityscapes_evidence(tree: Tree) -> list[str]:
+    """Returns the first frame of a tree that is named as Cityscapes' are."""
+    found = next((name for name in tree.names if "_leftImg8bit." in name and _LEFT_IMAGE.fullmatch(name)), "")
+    return [key_of(found)] if found else []
+
+
+def _mask_path(folder: str, files: str) -> re.Pattern[str]:
+    return re.compile(rf"(?:^|.*/){folder}/{_STEM}_gt(?:Fine|Coarse)_{files}\.png")
+
+
+def _kind(folder: str, of: str) -> MaskKind:
+    """Returns a kind of masks: fine or coarse ones, with the values of all labels or those that are trained with."""
+    names, others = (tuple(LABEL_IDS.values()), tuple(value for value in (*range(34), _VOID) if value not in LABEL_IDS))
+    shown = "0..18 as they are" if of == "TrainIds" else "the 19 classes that count as 0..18"
+    return MaskKind(
+        f"{folder}, files label{of}",
+        _mask_path(folder, f"label{of}"),
+        of=folder,
+        names=names,
+        ignore_index=_VOID,
+        classes=None if of == "TrainIds" else Classes(tuple(LABEL_IDS), names, others),
+        note=f"Masks: {folder}, files label{of}, {shown}, anything else is {_VOID} and ignored.",
+    )
+
+
+def _instances(folder: str) -> MaskKind:
+    return MaskKind(
+        f"{folder}, files instanceIds",
+        _mask_path(folder, "instanceIds"),
+        of=folder,
+        names=LABELS,
+        ignore_index=NO_INSTANCES,
+        note=f"Masks: {folder}, files instanceIds as they are: label, or 1000 * label + number.",
+        instances=True,
+        attrs={"kind": "instance", "label_divisor": 1000},
+        dtype=np.dtype(np.uint16),
+    )
+
+
+# Fine masks before coarse ones; values as trained with, if each frame has them: 0..18, 255 is `ignore_index`. Masks of
+# instances are uint16: below 1,000 the label of a region without single instances, stuff or a group of things; else
+# label * 1,000 + number of the instance from 0 (attribute `label_divisor`). There are no columns.
+CITYSCAPES = Paired(
+    image=_LEFT_IMAGE,
+    kinds=(
+        *(_kind(folder, of) for folder in ("gtFine", "gtCoarse") for of in ("TrainIds", "Ids")),
+        *map(_instances, ("gtFine", "gtCoarse")),
+    ),
+    absent="there are no frames such as leftImg8bit/train/aachen/..._leftImg8bit.png. Give the folder that holds "
+    "leftImg8bit and gtFine.",
+    where="gtFine or gtCoarse",
+    without_masks=("test",),
+)
+
+
+OBJECTS, SCENES = "objectInfo150.txt", "sceneCategories.txt"
+NUM_CLASSES = 150
+
+CALLED_CORRUPTED = tuple(f"ADE_train_{n:08}" for n in (3020, 1701, 13508, 8455))
+"""Training images that the converter of MosaicML Streaming leaves out as corrupted."""
+
+_SCENE = re.compile(r"(?:^|/)ADE_(train|val|test)_\d{8}\.jpe?g$", re.IGNORECASE)
+
+
+def ade20k_evidence(tree: Tree) -> list[str]:
+    """Returns the first image of a tree that is named as SceneParsing's are, and its two text files."""
+    image = next((name for name in tree.names if "ADE_" in name and _SCENE.search(name)), None)
+    texts = [name for _, name in tree.not_images if name.endswith((OBJECTS, SCENES))]
+    return [key_of(name) for name in ([image] if image else []) + texts]
+
+
+def _meaning(draft: Draft, tree: Tree, kind: MaskKind, at: list[int]) -> tuple[tuple[str, ...], int]:
+    """Returns the names of the values in masks, and the ignored value: the values show how they are numbered."""
+    original = kind.name == "annotations"
+    seen = values_in_masks(tree.files, [i for i in at if i >= 0]).tolist()
+    where, labelled = f"{tree.given}: {kind.name}/", [value for value in seen if value != 255]
+    if beyond := [str(value) for value in labelled if value > NUM_CLASSES]:
+        raise SourceError(
+            f"{where}: masks hold {first_few(beyond)}, expected 0..{NUM_CLASSES}, or 255 where they are shifted. "
+            "These are not the masks of SceneParsing (the full ADE20K has masks of colours); fetch "
+            "ADEChallengeData2016, or pack without with `--masks none`."
+        )
+    if NUM_CLASSES in seen and 255 in seen:
+        raise SourceError(
+            f"{where}: masks hold both 150, which only the original numbering has, and 255, which only the shifted one "
+            "has. Make them again from one source."
+        )
+    # The original masks never hold 255; shifted ones hold it where nothing is labelled.
+    shifted = not original if not seen else seen[-1] == 255 or (not original and seen[-1] < NUM_CLASSES)
+    if seen:
+        span = f"{seen[0]}..{(labelled or seen)[-1]}{', 255' if seen[-1] == 255 else ''}"
+        shown = "0..149 with 255 = ignore, shifted as for detectron2" if shifted else "0 = other and ignored, 1..150"
+        draft.notes.append(f"Masks in {kind.name}: {shown}, by their values ({span} in a sample); kept as they are.")
+    names = _class_names(draft, tree)
+    return names if shifted or not names else ("other", *names), 255 if shifted else 0
+
+
+def _read_text(draft: Draft, tree: Tree, base: str, without: str) -> list[Line]:
+    """Returns the lines of a text file that lies next to the images, else of the first found elsewhere; [] for none."""
+    found = [i for i, name in tree.not_images if split_path(name)[1] == base]
+    nearest = max(found, key=lambda i: f"{split_path(tree.names[i])[0]}images" in tree.folders, default=-1)
+    lines = tree.lines(nearest) if found else []
+    if not lines:
+        draft.notes.append(f"There is no {base}{', or it is empty' * bool(found)}: {without}.")
+    return lines
+
+
+def _class_names(draft: Draft, tree: Tree) -> tuple[str, ...]:
+    """Returns the names of classes 1..150; () without their file."""
+    names: dict[int, str] = {}
+    lines = _read_text(draft, tree, OBJECTS, "the classes have no names")
+    for line in lines:
+        number, *cells = map(str.strip, line.text.split("\t"))
+        if number == "Idx":
+            continue
+        if len(cells) < 4 or len(number) > 9 or not number.isascii() or not number.isdigit() or not cells[-1]:
+            fix = "Fetch the file again, or remove it to pack without names."
+            raise line.error(f"{line.text[:200]!r}, expected Idx, Ratio, Train, Val and Name between tabs. {fix}")
+        names[int(number)] = key_of(cells[-1])
+    if lines and sorted(names) != list(range(1, NUM_CLASSES + 1)):
+        fix = "Fetch the file again, or remove it to pack without names."
+        raise SourceError(f"{lines[0].where}: it names {len(names)} classes, expected 1..{NUM_CLASSES}. {fix}")
+    return tuple(names[i] for i in sorted(names))
+
+
+def _scenes(draft: Draft, tree: Tree, found: Found, kept: list[Key]) -> dict[str, Column]:
+    """Returns the column of the images' scenes; {} without their file."""
+    images, stems = {key[-1] for key in found.images}, [key[-1] for key in kept]
+    if listed := [stem for stem in CALLED_CORRUPTED if stem in images]:
+        draft.notes.append(f"Kept, though MosaicML Streaming's converter calls them corrupted: {', '.join(listed)}.")
+    scene_of: dict[str, str] = {}
+    for line in _read_text(draft, tree, SCENES, "no labels"):
+        stem, _, scene = line.text.partition(" ")
+        stem, scene = stem.removesuffix(".jpg"), key_of(scene.strip())
+        if not scene:
+            raise line.error(f"{line.text!r}, expected an image and its scene. Fix the line.")
+        if scene_of.setdefault(stem, scene) != scene:
+            raise line.error(f"{key_of(stem)} has a second scene. Remove the wrong line.")
+    if not scene_of:
+        return {}
+    kinds = {stem.rpartition("_")[0] for stem in images}  # ADE_train, ADE_val
+    for stem in scene_of:
+        # The file lists train and val; a dataset may have only one of them.
+        if stem.rpartition("_")[0] in kinds and stem not in images and stem not in draft.unreadable:
+            draft.leave_out(key_of(stem), f"is listed in {SCENES}, but has no image")
+    names = tuple(sorted(set(scene_of.values())))
+    index = {name: i for i, name in enumerate(names)}
+    labels = np.array([index.get(scene_of.get(stem, ""), -1) for stem in stems], np.int64)
+    if (labels < 0).any():
+        draft.notes.append(f"Images without a scene in {SCENES} ({(labels < 0).sum()}): their labels are -1.")
+    return {"labels": Column(labels, {"names": names})}
+
+
+def _scene_path(folder: str) -> re.Pattern[str]:
+    return re.compile(rf"(?:{folder})/(?P<split>[^/]+)/(?P<key>[^/]+)\.[^/.]+", re.DOTALL)
+
+
+# Masks: 0 = other, which is `ignore_index`, and 1..150, named by objectInfo150.txt (with all synonyms); or detectron2's
+# 0..149 with `ignore_index` 255. Column `labels`: int64 (N,), index into the sorted names of the scenes, -1 for images
+# that sceneCategories.txt does not list; absent without that file.
+ADE20K = Paired(
+    image=_scene_path("(?P<root>(?:.*/)?)images|(?:.*/)?release_test"),
+    kinds=tuple(
+        MaskKind(folder, _scene_path(f"(?:.*/)?{folder}")) for folder in ("annotations", "annotations_detectron2")
+    ),
+    absent="there are no images in images/training, images/validation or release_test/testing. Give the folder "
+    "ADEChallengeData2016, with its images, or its archive.",
+    where="annotations",
+    only_splits=True,
+    meaning=_meaning,
+    columns=_scenes,
+)

@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
-from fastload.images.image_header import probe_image
 from fastload.remote.paths import ObjectPath
-from fastload.sources.assemble import Draft, stem_of
+from fastload.sources.assemble import Draft, header_of, stem_of
 from fastload.sources.folder import (
     IMAGE_FOLDERS,
     ClassFolders,
@@ -35,7 +34,7 @@ from fastload.sources.folder import (
     word_of,
 )
 from fastload.sources.listing import SourceOptions, first_few
-from fastload.sources.tables.read_table import JSON_LINES
+from fastload.sources.tables.frame import JSON_LINES
 from fastload.sources.tree import Tree, key_of
 
 _TEXTS = (
@@ -153,24 +152,19 @@ def around_source(tree: Tree) -> list[str]:
     texts = list[Path]()
     with suppress(OSError):
         texts = sorted(path for path in above.iterdir() if path.suffix.lower() in _TEXTS and path.is_file())
-    names = _Names.of(ClassFolders.of(tree)) if texts else None
-    notes = []
+    if not texts:
+        return []
+    names, notes = _Names.of(ClassFolders.of(tree)), []
     for path in texts[:_A_FOLDER]:
-        assert names is not None, "there are texts"
         head = b""
         with suppress(OSError), path.open("rb") as file:
             head = file.read(_HEAD)
         kind, line = names.kind_of(head, whole=len(head) < _HEAD)
         if kind == _IMAGES:
-            root = f"--root {shlex.quote(str(tree.path))}"
-            way = (
-                pack_command(path, root)
-                if path.suffix.lower() in (".csv", ".tsv", *JSON_LINES)
-                else pack_command(above)
-            )
-            notes.append(
-                f"NOT READ: {path}, next to what was given, names its images ({line[:60]!r}). {way} reads both."
-            )
+            table = path.suffix.lower() in (".csv", ".tsv", *JSON_LINES)
+            way = pack_command(path, f"--root {shlex.quote(str(tree.path))}") if table else pack_command(above)
+            seen = f"NOT READ: {path}, next to what was given, names its images ({line[:60]!r})"
+            notes.append(f"{seen}. {way} reads both.")
     return notes
 
 
@@ -196,17 +190,18 @@ def _table_way(tree: Tree) -> str:
     )
 
 
+def _which(names: Collection[str]) -> str:
+    """Returns the first of some files, and the verb behind them."""
+    return f"{first_few(map(key_of, names), 2)} {'are' if len(names) > 1 else 'is'}"
+
+
 def _data(tree: Tree, others: Iterable[tuple[int, str]], part: float) -> Iterator[Sign]:
     """Yields which of the other files are data of another layout, if they hold this part of the images' bytes."""
     found = [(i, name) for i, name in others if _DATA.search(name.lower())]
     if found and int(tree.sizes[[i for i, _ in found]].sum()) >= part * int(tree.sizes[tree.images()].sum()):
         names = [name for _, name in found]
-        yield Sign(
-            f"{first_few(list(map(key_of, names)), 2)} {'are' if names[1:] else 'is'} of a format of arrays, tables or "
-            f"samples",
-            (f"the file alone, if it is the dataset: {pack_command(tree.path / names[0])}",),
-            _folders_of(names),
-        )
+        way = f"the file alone, if it is the dataset: {pack_command(tree.path / names[0])}"
+        yield Sign(f"{_which(names)} of a format of arrays, tables or samples", (way,), _folders_of(names))
 
 
 def _files_beside(found: ClassFolders, others: Iterable[tuple[int, str]]) -> Iterator[Sign]:
@@ -231,20 +226,13 @@ def _files_beside(found: ClassFolders, others: Iterable[tuple[int, str]]) -> Ite
         if alike and len(alike) >= _PART * len(files) and (len(alike) > 1 or len(names.stems) < 2 * _NAMED):
             of = f"{suffix} files" if suffix else "files without a suffix"
             more = f" and {len(alike) - 1} more {of} are" if alike[1:] else " is"
-            yield Sign(
-                f"{key_of(alike[0])}{more} called like images, as annotations of them are "
-                f"({_LOOKS.get(suffix, 'labels or boxes')})",
-                (*_ways_of(tree, suffix, alike), _table_way(tree)),
-                _folders_of(alike),
-            )
+            looks = _LOOKS.get(suffix, "labels or boxes")
+            seen = f"{key_of(alike[0])}{more} called like images, as annotations of them are ({looks})"
+            yield Sign(seen, (*_ways_of(tree, suffix, alike), _table_way(tree)), _folders_of(alike))
         elif suffix in _OF_PROGRAMS:
             tables = [name for _, name in files]
-            yield Sign(
-                f"{first_few(list(map(key_of, tables)), 2)} {'are' if tables[1:] else 'is'} of {_OF_PROGRAMS[suffix]}, "
-                f"as labels, boxes or splits are kept",
-                (_table_way(tree),),
-                _folders_of(tables),
-            )
+            seen = f"{_which(tables)} of {_OF_PROGRAMS[suffix]}, as labels, boxes or splits are kept"
+            yield Sign(seen, (_table_way(tree),), _folders_of(tables))
         elif suffix in _TEXTS:
             texts += files
     yield from _texts_beside(tree, texts, names)
@@ -284,16 +272,11 @@ def _texts_beside(tree: Tree, texts: list[tuple[int, str]], names: _Names) -> It
             if kind:
                 kinds.setdefault(kind, {})[name] = line
     if coco:
-        verb = "are" if coco[1:] else "is"
-        yield Sign(
-            f"{first_few(list(map(key_of, coco)), 2)} {verb} written as COCO's annotations, under another name",
-            (
-                "for boxes, masks or captions COCO's names, annotations/instances_FOLDER.json for the images in "
-                "FOLDER/, or captions_FOLDER.json",
-                f"for classes of images {_table_way(tree)}",
-            ),
-            _folders_of(coco),
+        theirs = (
+            "for boxes, masks or captions COCO's names, annotations/instances_FOLDER.json for the images in FOLDER/"
         )
+        ways = f"{theirs}, or captions_FOLDER.json", f"for classes of images {_table_way(tree)}"
+        yield Sign(f"{_which(coco)} written as COCO's annotations, under another name", ways, _folders_of(coco))
     for kind, found in kinds.items():
         shown = first_few([f"{key_of(name)} ({line[:60]!r})" for name, line in found.items()], 2)
         first, rest = kind.split(" ", 1)
@@ -417,11 +400,8 @@ def _same_files(found: ClassFolders, others: Iterable[str]) -> Iterator[Sign]:
             places[name[len(above) :]] += 1
     same = [name for name, count in places.items() if count > 1 and count >= _PART * len(tree.image_folders)]
     if same:
-        yield Sign(
-            f"most folders of images also hold, or have next to them, {first_few(map(key_of, same), 3)}: calibration, "
-            f"scenes or labels, which a class has not",
-            (_table_way(tree),),
-        )
+        shown = f"most folders of images also hold, or have next to them, {first_few(map(key_of, same), 3)}"
+        yield Sign(f"{shown}: calibration, scenes or labels, which a class has not", (_table_way(tree),))
 
 
 def _other_folders(found: ClassFolders, told: set[str]) -> Iterator[Sign]:
@@ -433,16 +413,13 @@ def _other_folders(found: ClassFolders, told: set[str]) -> Iterator[Sign]:
         tops = {f"{path[: path.find('/', len(found.around)) + 1]}" for path in found.with_files - {found.around}}
         others += sorted(tops - found.with_images)
     if others := [path for path in dict.fromkeys(others) if path not in told]:
-        tree = found.tree
-        suffixes = Counter(
-            Path(name).suffix.lower() or "no suffix" for _, name in tree.not_images if name.startswith(tuple(others))
-        )
-        what = first_few([f"{count} {suffix}" for suffix, count in suffixes.most_common()], 3)
-        shown, verb = first_few(list(map(key_of, others)), 3), "hold" if others[1:] else "holds"
-        yield Sign(
-            f"{shown} next to folders of images {verb} no image, but {what} files: annotations, or no part of it",
-            (_table_way(tree), "move what is no part of the dataset away"),
-        )
+        tree, inside = found.tree, tuple(others)
+        suffixes = (Path(name).suffix.lower() for _, name in tree.not_images if name.startswith(inside))
+        counts = Counter(suffix or "no suffix" for suffix in suffixes).most_common()
+        what = first_few([f"{count} {suffix}" for suffix, count in counts], 3)
+        shown, verb = first_few(map(key_of, others), 3), "hold" if others[1:] else "holds"
+        seen = f"{shown} next to folders of images {verb} no image, but {what} files: annotations, or no part of it"
+        yield Sign(seen, (_table_way(tree), "move what is no part of the dataset away"))
 
 
 def _splits_or_versions(found: ClassFolders) -> Iterator[Sign]:
@@ -455,14 +432,10 @@ def _splits_or_versions(found: ClassFolders) -> Iterator[Sign]:
         called = max(groups.values(), key=len, default={})
         left = [top for top in found.classes[split] if top not in called.values()]
         if left and len(called) > 1 and "" not in called:
-            others = first_few([f"{key_of(at + top)}/" for top in left])
+            shown, others = (first_few([f"{key_of(at + top)}/" for top in tops]) for tops in (called.values(), left))
             yield Sign(
-                f"{first_few([f'{key_of(at + top)}/' for top in called.values()])} are called as splits of one "
-                f"dataset are, not as classes, but {others} lies next to them",
-                (
-                    f"move {others} away",
-                    "for a further split, a folder called train, val or test, as the others then, too",
-                ),
+                f"{shown} are called as splits of one dataset are, not as classes, but {others} lies next to them",
+                (f"move {others} away", "for a further split, folders called train, val and test"),
             )
             continue
         inside = {top: below for top in found.classes[split] if (below := found.below(split, top))}
@@ -476,11 +449,10 @@ def _splits_or_versions(found: ClassFolders) -> Iterator[Sign]:
         if len(same) < 2:
             continue
         words = {split_word(top)[0] for top in same}
+        as_what = "splits" if len(words) == len(same) and "" not in words else "splits or versions of one dataset"
+        shown, folders = first_few([key_of(at + top) for top in same], 4), first_few(map(key_of, inside[same[0]]), 3)
         yield Sign(
-            f"{first_few([key_of(at + top) for top in same], 4)} hold the same folders "
-            f"({first_few(list(map(key_of, inside[same[0]])), 3)}), as "
-            f"{'splits' if len(words) == len(same) and '' not in words else 'splits or versions of one dataset'} do, "
-            f"not classes",
+            f"{shown} hold the same folders ({folders}), as {as_what} do, not classes",
             (
                 "for splits, folders called train, val and test, and nothing next to them",
                 f"for versions, one of them: {pack_command(found.tree.path / at / same[0])}",
@@ -508,12 +480,12 @@ def _classes_by_name(found: ClassFolders) -> Iterator[Sign]:
             continue
         if len(words) > 1 and sum(counts[word] for word in words) >= _NAMED_BY_WORD * len(rows):
             shown = first_few([f"{word} ({counts[word]}, as {key_of(examples[word])})" for word in words], 3)
+            named = f"{pack_command(tree.given, '--layout folder --labels names')} takes the words as labels"
+            splits = all(split_word(word)[0] for word in words)
             yield Sign(
                 f"names of images in {key_of(folder) or './'} are numbers with {len(words)} words: {shown}, as labels "
-                f"or splits in names are",
-                (f"{pack_command(tree.given, '--layout folder --labels names')} takes the words as labels",)
-                if not all(split_word(word)[0] for word in words)
-                else ("for splits, folders called train, val and test",),
+                "or splits in names are",
+                ("for splits, folders called train, val and test" if splits else named,),
             )
             return
 
@@ -529,29 +501,26 @@ def _classes_in_doubt(found: ClassFolders, classes: Collection[str]) -> Iterator
     tops = Counter(top for tops in found.classes.values() for top in tops)
     if not tops:
         return
-    direct = [
-        top for split, of in found.classes.items() for top in of if f"{found.splits[split]}{top}/" in tree.image_folders
-    ]
+    placed = [(found.splits[split], top) for split, of in found.classes.items() for top in of]
+    direct = [top for at, top in placed if f"{at}{top}/" in tree.image_folders]
     if not direct and not any(at in tree.image_folders for at in found.splits.values()):
         split, at = next((split, at) for split, at in found.splits.items() if found.classes[split])
         top = next(iter(found.classes[split]))
-        inside = first_few(list(map(key_of, found.below(split, top))), 3)
+        inside = first_few(map(key_of, found.below(split, top)), 3)
         yield Sign(
             f"no image lies directly in a class folder: {key_of(at + top)}/ holds {inside}, so it is not known which "
-            f"folder is the class",
+            "folder is the class",
             (
                 "`--layout folder --labels top` takes the outermost, `--layout folder --labels deepest` the whole path "
                 "to the image, `--layout folder --labels last` the folder that it lies in",
             ),
         )
     elif len(tops) == 1 and len(direct) == len(tree.image_folders) and not any(found.without_images().values()):
-        top = next(iter(tops))
         if classes:
             return  # what is added to other classes may be one
+        top = next(iter(tops))
         at = next(found.splits[split] for split in found.classes if top in found.classes[split])
-        what = (
-            "images alone" if top.lower() in IMAGE_FOLDERS else "a class of which the others are missing, or no class"
-        )
+        what = "images alone" if top.lower() in IMAGE_FOLDERS else "a class without the others, or no class"
         yield Sign(
             f"all images lie in one folder, {key_of(at + top)}/: one class, from which nothing can be learned ({what})",
             ("`--layout folder --labels none` packs them without labels",),
@@ -568,15 +537,12 @@ def _other_kinds(found: ClassFolders) -> Iterator[Sign]:
         for top, folders in of.items():
             first = int(tree.image_folders[folders[0]][0])
             with suppress(ImageError):
-                header = probe_image(lambda size, first=first: tree.files.read_head(first, size))  # type: ignore[misc]
-                bits.setdefault(header.bits, []).append(f"{key_of(found.splits[split] + top)}/")
+                bits.setdefault(header_of(tree.files, first).bits, []).append(f"{key_of(found.splits[split] + top)}/")
     if len(bits) > 1 and set(bits) == {8, 16}:
         eight, deep = (first_few(bits[n], 3) for n in (8, 16))
-        yield Sign(
-            f"images in {deep} have 16 bits a channel, those in {eight} have 8: depth maps or scans next to "
-            f"photographs, rather than classes",
-            (f"one of them alone: {pack_command(found.tree.path / bits[8][0])}",),
-        )
+        seen = f"images in {deep} have 16 bits a channel, those in {eight} have 8: depth maps or scans"
+        way = f"one of them alone: {pack_command(found.tree.path / bits[8][0])}"
+        yield Sign(f"{seen} next to photographs, not classes", (way,))
 
 
 def _names_alike(found: ClassFolders, tops: set[str]) -> Iterator[Sign]:
@@ -590,10 +556,8 @@ def _names_alike(found: ClassFolders, tops: set[str]) -> Iterator[Sign]:
             together = plain is _folded and any(len(names & of.keys()) > 1 for of in found.classes.values())
             if len(names) > 1 and not together:
                 shown = " and ".join(ascii(key_of(name)) for name in sorted(names)[:3])
-                yield Sign(
-                    f"the folders {shown} differ {why}, and would be {len(names)} classes",
-                    ("rename one as the other",),
-                )
+                seen = f"the folders {shown} differ {why}, and would be {len(names)} classes"
+                yield Sign(seen, ("rename one as the other",))
                 return
 
 

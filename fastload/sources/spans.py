@@ -6,6 +6,8 @@ Nothing stays open: a file is opened for each read, and refused if it is not, or
 from __future__ import annotations
 
 import os
+import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,6 +25,7 @@ from fastload.errors import (
     PackError,
     RemoteError,
     ReplacedError,
+    SourceError,
 )
 from fastload.remote.backend import ObjectInfo
 from fastload.remote.cloud import split
@@ -30,7 +33,7 @@ from fastload.remote.options import Remote
 from fastload.remote.paths import ObjectPath, remote_in_force
 from fastload.remote.ranges import ObjectRange, client_of, read_range
 from fastload.sources.listing import Files
-from fastload.system.files import read_bytes
+from fastload.system.files import read_bytes, write_all
 
 HEAD_BYTES = 2**15
 """Bytes of an object, or of a piece of one, that are fetched ahead for an image's header: with most thumbnails."""
@@ -131,9 +134,7 @@ class ListedFile:
 
     def gone(self, exc: OSError) -> FileChangedError:
         """Returns the error about a file that can no longer be opened."""
-        return FileChangedError(
-            f"{self.path}: can no longer be opened: {exc.strerror}. Put it back, or list the dataset again."
-        )
+        return FileChangedError(f"{self.path}: can no longer be opened: {exc.strerror}. Put it back, or list again.")
 
 
 def changed_ns(info: ObjectInfo) -> int:
@@ -167,10 +168,8 @@ class ListedObject:
         try:
             yield -1
         except (ReplacedError, ObjectMissingError) as exc:
-            raise FileChangedError(
-                f"{self.path}: was replaced or removed since it was listed. Leave it alone while it is read, and run "
-                "again."
-            ) from exc
+            fix = "Leave it alone while it is read, and run again."
+            raise FileChangedError(f"{self.path}: was replaced or removed since it was listed. {fix}") from exc
         except RemoteError as exc:
             raise PackError(str(exc)) from exc  # no fault of the sample that is read
 
@@ -221,6 +220,79 @@ class FileSpans:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "owner": None}
+
+
+class UnpackedImages:
+    """A temporary file that images are unpacked to. It has no name, so it vanishes however the process ends.
+
+    Other processes open it through /proc. On systems without /proc it has a name, and is removed with this object.
+    """
+
+    def __init__(self, num_bytes: int, dataset_folder: Path) -> None:
+        """Creates the file in the first folder with room for it; the last that is tried is the dataset's."""
+        last = remote_in_force().cache_folder() if isinstance(dataset_folder, ObjectPath) else dataset_folder
+        folders = [os.environ.get("TMPDIR", ""), "/var/tmp", tempfile.gettempdir(), str(last)]
+        folder = next((folder for folder in folders if folder and _has_room(folder, num_bytes)), None)
+        if folder is None:
+            raise SourceError(
+                f"{dataset_folder}: its images are unpacked to a temporary file of {num_bytes / 1e9:.2f} GB first, for "
+                f"which there is no room in {', '.join(dict.fromkeys(filter(None, folders)))}. Name a folder with room "
+                "in the environment variable TMPDIR."
+            )
+        self._fd, self._path = tempfile.mkstemp(prefix="fastload-", dir=folder)
+        self._end = 0
+        if os.path.isdir("/proc/self/fd"):
+            os.unlink(self._path)
+            self._path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        weakref.finalize(self, _let_go, self._fd, self._path, os.getpid())
+
+    def write(self, data: memoryview) -> int:
+        """Appends data, and returns the offset at which it begins."""
+        start = self._end
+        try:
+            write_all(self._fd, data)
+        except OSError as exc:
+            fix = "Name a folder with room in the environment variable TMPDIR."
+            raise SourceError(f"the temporary file for its images cannot be written: {exc.strerror}. {fix}") from exc
+        self._end += len(data)
+        return start
+
+    def spans(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> FileSpans:
+        """Returns the reader of written pieces. Nothing may be written afterwards."""
+        return FileSpans(ListedFile.of(self._path, os.fstat(self._fd)), offsets, sizes, self)
+
+
+def _let_go(fd: int, path: str, pid: int) -> None:
+    os.close(fd)
+    if not path.startswith("/proc/") and os.getpid() == pid:  # not in a child that was forked
+        os.unlink(path)
+
+
+def _has_room(folder: str, num_bytes: int) -> bool:
+    try:
+        status = os.statvfs(folder)
+        return os.access(folder, os.W_OK) and status.f_bavail * status.f_frsize > num_bytes + 2**26
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class Paths:
+    """Many paths as one bytes object, small and quick to pickle."""
+
+    joined: bytes  # one after another
+    ends: NDArray[np.int64]  # int64 (F,), where each ends
+
+    @classmethod
+    def of(cls, paths: Sequence[bytes]) -> Paths:
+        """Returns these paths."""
+        return cls(b"".join(paths), np.cumsum([len(path) for path in paths], dtype=np.int64))
+
+    def __getitem__(self, i: int) -> bytes:
+        return self.joined[self.ends[i - 1] if i else 0 : self.ends[i]]
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> Paths:
+        return Paths.of([self[i] for i in indices.tolist()])
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError, SourceError
 from fastload.remote.paths import ObjectPath
 from fastload.sources.listing import Files, first_few
-from fastload.sources.spans import is_as_listed
+from fastload.sources.spans import Paths, is_as_listed
 from fastload.system.files import read_bytes
 
 
@@ -57,6 +57,13 @@ class Line(NamedTuple):
     def error(self, what: str) -> SourceError:
         """Returns the error that says what is wrong with the line."""
         return SourceError(f"{self.where}, line {self.number}: {what}")
+
+
+def lines_of(data: bytes, where: str) -> list[Line]:
+    """Returns the lines of a text, the content of the file at `where`, that are not blank."""
+    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
+    lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), 1))
+    return [Line(where, number, line) for number, line in lines if line]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -137,9 +144,7 @@ class Tree:
 
     def lines(self, i: int) -> list[Line]:
         """Returns the lines of text file i that are not blank; raises as `read_text` does."""
-        text = self.read_text(i).removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
-        lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), 1))
-        return [Line(self.where(i), number, line) for number, line in lines if line]
+        return lines_of(self.read_text(i), self.where(i))
 
     def where(self, i: int) -> str:
         """Returns the path of file i, for messages."""
@@ -148,26 +153,19 @@ class Tree:
 
 @dataclass(frozen=True, eq=False)
 class FolderFiles:
-    """Reads files below a folder, as they were listed. All paths are one bytes object, small and quick to pickle."""
+    """Reads files below a folder, as they were listed."""
 
     root: bytes  # absolute path of the folder
-    paths: bytes  # the relative paths, one after another
-    ends: NDArray[np.int64]  # int64 (F,), where each path ends in `paths`
+    paths: Paths  # relative to it
     sizes: NDArray[np.int64]  # int64 (F,), bytes of each file
     mtimes_ns: NDArray[np.int64]  # int64 (F,), time of modification of each file
-
-    @classmethod
-    def of(cls, root: bytes, paths: list[bytes], sizes: NDArray[np.int64], mtimes_ns: NDArray[np.int64]) -> FolderFiles:
-        """Returns the reader of the files with these paths relative to root."""
-        ends = np.cumsum([len(path) for path in paths], dtype=np.int64)
-        return cls(root, b"".join(paths), ends, sizes, mtimes_ns)
 
     def read(self, i: int) -> bytes:
         return self.read_head(i, int(self.sizes[i]))
 
     def read_head(self, i: int, size: int) -> bytes:
         try:
-            fd = os.open(os.path.join(self.root, self._path(i)), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(os.path.join(self.root, self.paths[i]), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 data = read_bytes(fd, size, 0)
                 # Behind the read: so it also sees who writes meanwhile, and one call is enough.
@@ -181,11 +179,7 @@ class FolderFiles:
         return data
 
     def take(self, indices: NDArray[np.integer[Any]]) -> FolderFiles:
-        paths = [self._path(i) for i in indices.tolist()]
-        return FolderFiles.of(self.root, paths, self.sizes[indices], self.mtimes_ns[indices])
-
-    def _path(self, i: int) -> bytes:
-        return self.paths[self.ends[i - 1] if i else 0 : self.ends[i]]
+        return FolderFiles(self.root, self.paths.take(indices), self.sizes[indices], self.mtimes_ns[indices])
 
 
 def is_image(name: str) -> bool:

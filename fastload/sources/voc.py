@@ -18,9 +18,10 @@ import numpy as np
 
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
-from fastload.sources.assemble import Draft, Pairs, Samples, children, split_path
+from fastload.sources.assemble import Draft, Samples, children, split_path
 from fastload.sources.box_forms import CORNERS, BoxSlots, declared_size
 from fastload.sources.listing import SPLIT_ORDER, SourceOptions, first_few
+from fastload.sources.paired import Found, Key, MaskKind, Paired, list_paired
 from fastload.sources.tree import Tree, key_of
 from fastload.system.advice import advice
 from fastload.system.machine import available_memory
@@ -41,6 +42,19 @@ def voc_evidence(tree: Tree) -> list[str]:
     return [key_of(folder) for parts in _years(tree).values() for folder in parts]
 
 
+_KINDS = tuple(
+    MaskKind(
+        folder,
+        names=("background", *CLASSES) if of == "semantic" else (),
+        ignore_index=VOID,
+        note=f"Masks in {folder}: palette indices, {VOID} = border and ignored. {advice('masks of VOC')}",
+        instances=of == "instance",
+        attrs={"kind": of},
+    )
+    for folder, of in zip(_PARTS[3:], ("semantic", "semantic", "instance"), strict=True)
+)
+
+
 def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns VOC's images, split by split, in the order of their names.
 
@@ -55,62 +69,61 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     Columns, if there are Annotations: `boxes` float32 (N, M, 4) as x, y, width, height from 0 (VOC counts pixels from 1
     and includes the last: x = xmin - 1, width = xmax - xmin + 1), `box_labels` int64 (N, M), `box_difficult` uint8
     (N, M), `num_boxes` int64 (N,).
-
-    Raises:
-        SourceError: there are several years, no images or no lists; a listed image has no file, mask or annotation, or
-            a damaged one (unless skipped); a list contradicts itself.
     """
     draft.leave_out_broken(tree)
-    root = _one_year(tree)
+    root, instances = _one_year(tree), options.masks == "instance"
     images = children(tree, f"{root}JPEGImages/")
+    absent = f"there are no images in {key_of(root)}JPEGImages. Unpack them there, or give the folder that holds them."
     if not images:
-        raise SourceError(
-            f"{tree.given}: there are no images in {key_of(root)}JPEGImages. Unpack them there, or give the folder "
-            "that holds them."
-        )
-    masks, kind = _find_masks(draft, tree, root, options)
-    split_of = _read_lists(draft, tree, root, [stem for stem in images if not masks or stem in masks], kind)
-    for stem, split in split_of.items():
-        if stem not in images:
-            key = f"{key_of(root)}JPEGImages/{key_of(stem)}.jpg"
-            draft.leave_out(key, f"is listed in {split}.txt, but has no file")
-    pairs = Pairs(tree, {stem: images[stem] for stem in split_of if stem in images}, masks, split_of)
-    stems = pairs.complete(draft, f"has no mask in {kind}", lone_masks=False)
-    if masks and (without := sorted(pairs.splits_without_masks())):
-        draft.notes.append(f"Splits without masks: {', '.join(without)}; they are packed without, filled with {VOID}.")
-    objects = _read_objects(draft, tree, root, stems, pairs)
-    stems = stems if objects is None else list(objects)
-    marks = {} if masks else _read_main(tree, root, split_of)
+        raise SourceError(f"{tree.given}: {absent}")
+    read = [kind.name for kind in _KINDS if kind.instances == instances and options.masks != "none"]
+    masks = {kind.name: children(tree, f"{root}{kind.name}/") if kind.name in read else {} for kind in _KINDS}
+    used = next((name for name, of in masks.items() if of), "")
+    split_of = _read_lists(draft, tree, root, [stem for stem in images if not used or stem in masks[used]], used)
+    listed: dict[Key, int] = {(stem,): images[stem] for stem in split_of if stem in images}
+    for stem in [stem for stem in split_of if stem not in images]:
+        key = f"{key_of(root)}JPEGImages/{key_of(stem)}.jpg"
+        draft.leave_out(key, f"is listed in {split_of[stem]}.txt, but has no file")
+    if not listed:
+        draft.refuse_left_out(0)
+    of_listed: dict[str, dict[Key, int]]
+    of_listed = {name: {(stem,): i for stem, i in of.items() if (stem,) in listed} for name, of in masks.items()}
+    found = Found(listed, {key: split_of[key[0]] for key in listed}, of_listed)
+    found_objects, stems = list[dict[str, Annotation]](), list[str]()
+
+    def annotated(draft: Draft, tree: Tree, found: Found, kept: list[Key]) -> list[Key]:
+        """Returns the images that have an annotation; all if there are none at all."""
+        objects = _read_objects(draft, tree, root, found, kept)
+        found_objects.extend([] if objects is None else [objects])
+        kept = [key for key in kept if objects is None or key[0] in objects]
+        stems.extend(key[0] for key in kept)
+        return kept
+
+    where = f"{key_of(root)}{'SegmentationObject' if instances else 'SegmentationClass'}"
+    samples = list_paired(draft, tree, options, Paired(_KINDS, absent, where, check=annotated), found)
+    objects = found_objects[0] if found_objects else None
+    marks = {} if used else _read_main(tree, root, split_of)
     names = {item.name for found in (objects or {}).values() for item in found.items} | {name for _, name in marks}
     others = sorted(names - set(CLASSES))
     classes = tuple(sorted(names)) if others else CLASSES
     draft.note("Classes other than VOC's twenty are there, so that the names are those that occur", others)
-    columns = {} if masks else _labels(draft, stems, classes, marks, objects)
+    columns = {} if used else _labels(draft, stems, classes, marks, objects)
     if objects is not None:
-        items = [(row, item) for row, found in enumerate(objects.values()) for item in found.items]
+        items = [(row, item) for row, of in enumerate(objects.values()) for item in of.items]
         slots = BoxSlots.of(np.array([row for row, _ in items], np.int64), len(objects), draft.where)
         boxes = np.array([item.box for _, item in items], np.float32).reshape(-1, 4)
         number = {name: i for i, name in enumerate(classes)}
-        labels = np.array([number[item.name] for _, item in items], np.int64)
+        labels = Column(np.array([number[item.name] for _, item in items], np.int64), {"names": classes})
         difficult = np.array([item.difficult for _, item in items], np.uint8)
-        columns |= slots.columns(boxes, labels, {"names": classes}, box_difficult=difficult)
-        draft.notes.append(
-            "Boxes are x, y, width, height from 0: xmin - 1, ymin - 1, xmax - xmin + 1, ymax - ymin + 1."
-        )
-    if unused := len(images) - len(pairs.images):
+        columns |= slots.columns(boxes, labels, box_difficult=difficult)
+        draft.notes.append("Boxes are x, y, width, height from 0: xmin - 1, ymin - 1, and so on.")
+        sizes = np.array([of.size for of in objects.values()], np.int64).reshape(-1, 2)
+        samples = replace(samples, declared=sizes)
+    if unused := len(images) - len(listed):
         draft.notes.append(f"Images that the lists used do not name were left ({unused}).")
-    instance = kind == "SegmentationObject"
-    samples = pairs.samples(
-        stems,
-        columns,
-        masked=bool(masks),
-        names=("background", *CLASSES) if not instance and not others else (),
-        ignore_index=VOID,
-        attrs={"kind": "instance" if instance else "semantic"},
-    )
-    if objects is None:
-        return samples
-    return replace(samples, declared=np.array([found.size for found in objects.values()], np.int64).reshape(-1, 2))
+    if samples.masks and others:
+        samples = replace(samples, masks=replace(samples.masks, names=()))
+    return replace(samples, columns=columns)
 
 
 def _years(tree: Tree) -> dict[str, list[str]]:
@@ -139,32 +152,9 @@ def _one_year(tree: Tree) -> str:
     if len(years) > 1:
         shown, one = first_few([key_of(year) or "." for year in years]), key_of(years[-1])
         how = f"unpack it and give one, such as {one}" if tree.archive else f"give one, such as {tree.path}/{one}"
-        raise SourceError(
-            f"{tree.given}: there are several years of VOC: {shown}. Pack each by itself ({how}) and join the packed "
-            "files with `fastload merge`."
-        )
+        fix = f"Pack each by itself ({how}) and join the packed files with `fastload merge`."
+        raise SourceError(f"{tree.given}: there are several years of VOC: {shown}. {fix}")
     return years[0]
-
-
-def _find_masks(draft: Draft, tree: Tree, root: str, options: SourceOptions) -> tuple[dict[str, int], str]:
-    """Returns stem -> position of the masks to pack, and the folder they lie in; {} and "" if there are none."""
-    if options.masks == "none":
-        return {}, ""
-    wanted = ("SegmentationObject",) if options.masks == "instance" else ("SegmentationClass", "SegmentationClassAug")
-    there = {folder: children(tree, f"{root}{folder}/") for folder in wanted}
-    used = next((folder for folder in wanted if there[folder]), "")
-    if not used and options.masks != "auto":
-        raise SourceError(
-            f"{tree.given}: there is no mask in {key_of(root)}{wanted[0]}. Unpack them there, or pack all images "
-            "without with `--masks none`."
-        )
-    if not used:
-        draft.notes.append("There are no masks in SegmentationClass: all images of ImageSets/Main are listed.")
-        return {}, ""
-    draft.notes.append(f"Masks in {used}: palette indices, {VOID} = border and ignored. {advice('masks of VOC')}")
-    if used == "SegmentationClass" and there["SegmentationClassAug"]:
-        draft.notes.append("SegmentationClassAug (SBD) was not used: move SegmentationClass away to pack it.")
-    return there[used], used
 
 
 def _read_lists(draft: Draft, tree: Tree, root: str, stems: list[str], kind: str) -> dict[str, str]:
@@ -187,9 +177,7 @@ def _read_lists(draft: Draft, tree: Tree, root: str, stems: list[str], kind: str
     for split, position in used.items():
         lines = tree.lines(position)
         if not lines:
-            raise SourceError(
-                f"{tree.where(position)} is empty. Fetch it again, or remove it to pack without that split."
-            )
+            raise SourceError(f"{tree.where(position)} is empty. Fetch it again, or remove it to pack without.")
         for line in lines:
             if len(line.text.split()) != 1:
                 raise line.error(f"{line.text!r}, expected the name of one image. Fix the line.")
@@ -219,27 +207,25 @@ def _read_main(tree: Tree, root: str, split_of: dict[str, str]) -> dict[tuple[st
     return marks
 
 
-def _read_objects(
-    draft: Draft, tree: Tree, root: str, stems: list[str], pairs: Pairs[str]
-) -> dict[str, Annotation] | None:
+def _read_objects(draft: Draft, tree: Tree, root: str, found: Found, keys: list[Key]) -> dict[str, Annotation] | None:
     """Returns the annotation of each image that is listed; None if there are no annotations at all."""
     annotations = children(tree, f"{root}Annotations/", ".xml")
-    annotated = {pairs.splits[stem] for stem in stems if stem in annotations}
+    annotated = {found.splits[key] for key in keys if key[0] in annotations}
     if not annotated:
         draft.notes.append("There are no annotations (.xml) of these images: no boxes.")
         return None
-    for split in sorted({pairs.splits[stem] for stem in stems} - annotated):
+    for split in sorted({found.splits[key] for key in keys} - annotated):
         draft.notes.append(f"The split {split!r} has no annotations: its num_boxes is 0.")
     objects: dict[str, Annotation] = {}
-    for stem in stems:
-        key, position = key_of(tree.names[pairs.images[stem]]), annotations.get(stem)
-        if position is None and pairs.splits[stem] in annotated:
-            draft.leave_out(key, f"has no annotation in {key_of(root)}Annotations")
+    for key in keys:
+        name, position = key_of(tree.names[found.images[key]]), annotations.get(key[0])
+        if position is None and found.splits[key] in annotated:
+            draft.leave_out(name, f"has no annotation in {key_of(root)}Annotations")
             continue
         try:
-            objects[stem] = Annotation((0, 0), []) if position is None else parse_annotation(tree.read_text(position))
+            objects[key[0]] = Annotation((0, 0), []) if position is None else parse_annotation(tree.read_text(position))
         except ValueError as exc:
-            draft.leave_out(key, f"has an annotation, {key_of(tree.names[annotations[stem]])}, that {exc}")
+            draft.leave_out(name, f"has an annotation, {key_of(tree.names[annotations[key[0]]])}, that {exc}")
     return objects
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +26,10 @@ import numpy as np
 
 from fastload.errors import ImageError, MissingExtraError, SourceError
 from fastload.format.ragged import Column
-from fastload.images.image_header import probe_image
-from fastload.sources.assemble import Draft, Samples, Splits, split_path, stem_of
-from fastload.sources.box_forms import BoxSlots
-from fastload.sources.keypoints import keypoints_column
+from fastload.sources.assemble import Draft, Samples, Splits, header_of, split_path, stem_of
+from fastload.sources.box_forms import BoxSlots, keypoints_column
 from fastload.sources.listing import SPLITS, BoxForm, SourceOptions, first_few, in_split_order, split_of_parts
-from fastload.sources.tables.image_tables import in_class_folders, is_table
+from fastload.sources.tables.manifest import in_class_folders, is_table
 from fastload.sources.tree import Tree, key_of
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -110,11 +108,6 @@ def list_yolo(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     Columns: `boxes` float32 (N, M, 4) as x, y, width, height in pixels of the upright image, `box_labels` int64 (N, M),
     -1 behind the last, `num_boxes` int64 (N,); with `kpt_shape` in data.yaml, `keypoints` float32 (N, M, K, 3) as x, y
     and visibility (0: not labelled, 1: hidden, 2: visible).
-
-    Raises:
-        SourceError: no image has labels; a line is no object; a class has no name; a box lies outside of its image; a
-            file of labels has no image (these leave out the image if skipped); the names cannot be read.
-        MissingExtraError: there is a data.yaml, and PyYAML is not installed.
     """
     draft.leave_out_broken(tree)
     pairs = _pair(tree)
@@ -132,7 +125,7 @@ def list_yolo(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     for i in pairs.images:
         try:
             objects = reader.read(pairs.labels[i]) if i in pairs.labels else []
-            header = probe_image(_reading(tree, i)) if objects else None
+            header = header_of(tree.files, i) if objects else None
             found[i] = objects, *((header.width, header.height) if header else (0, 0))
         except ImageError as error:
             draft.leave_out(key_of(tree.names[i]), str(error))
@@ -164,7 +157,8 @@ def _columns(draft: Draft, about: _About, found: list[tuple[list[_Object], int, 
     sizes = np.array([size for _, *size in found], np.float64).reshape(-1, 2)[sample]
     boxes = np.array([one.box for one in every], np.float64).reshape(-1, 4) * np.tile(sizes, 2)
     labels = np.array([one.label for one in every], np.int64)
-    columns = slots.columns(boxes.astype(np.float32), labels, {"names": about.names} if about.names else {})
+    about_labels = {"names": about.names} if about.names else {}
+    columns = slots.columns(boxes.astype(np.float32), Column(labels, about_labels))
     if count := about.points[0]:
         points = np.array([one.points for one in every], np.float64).reshape(len(every), count, 3)
         points[..., :2] *= sizes[:, None]
@@ -173,10 +167,6 @@ def _columns(draft: Draft, about: _About, found: list[tuple[list[_Object], int, 
     if without := int((slots.counts == 0).sum()):
         draft.notes.append(f"Images without an object were kept ({without}).")
     return columns
-
-
-def _reading(tree: Tree, i: int) -> Callable[[int], bytes]:
-    return lambda size: tree.files.read_head(i, size)
 
 
 def _key(name: str, folders: tuple[str, ...]) -> tuple[str, ...]:
@@ -410,9 +400,8 @@ def _note_unlabelled(draft: Draft, tree: Tree, pairs: _Pairs) -> None:
     owners = defaultdict[int, list[str]](list)
     for i, at in pairs.labels.items():
         owners[at].append(key_of(tree.names[i]))
-    draft.note(
-        "Images that share one file of labels", [name for these in owners.values() if these[1:] for name in these]
-    )
+    shared = [name for these in owners.values() if these[1:] for name in these]
+    draft.note("Images that share one file of labels", shared)
     folders = Counter(split_path(tree.names[i])[0] for i in pairs.images)
     labelled = {split_path(tree.names[i])[0] for i in pairs.labels}
     bare = [f"{key_of(folder) or 'the top'} ({count})" for folder, count in folders.items() if folder not in labelled]
@@ -524,15 +513,11 @@ def _read_about(draft: Draft, tree: Tree) -> _About:
             continue
         listed = dict(enumerate(names)) if isinstance(names, list) else names
         if not isinstance(listed, dict) or sorted(map(str, listed)) != sorted(map(str, range(len(listed)))):
-            raise SourceError(
-                f"{tree.where(i)}: `names` is no list of the classes 0, 1, ...: {str(names)[:80]}. Fix it."
-            )
+            raise SourceError(f"{tree.where(i)}: `names` is no list of classes 0, 1, ...: {str(names)[:80]}. Fix it.")
         draft.notes.append(f"Classes by {key_of(tree.names[i])} ({len(listed)}).")
         by_number = {int(number): str(name) for number, name in listed.items()}
         if content.get("nc", len(listed)) != len(listed):
-            raise SourceError(
-                f"{tree.where(i)}: `nc` is {content['nc']}, and {len(listed)} classes have names. Fix it."
-            )
+            raise SourceError(f"{tree.where(i)}: `nc` is {content['nc']}, {len(listed)} classes have names. Fix it.")
         about = _About(tuple(by_number[number] for number in range(len(by_number))), file=key_of(tree.names[i]))
         about.entries = _entries(content)
         if content.get("kpt_shape") is not None:
@@ -602,9 +587,7 @@ def _read_yaml(tree: Tree, i: int) -> dict[str, Any]:
         text = tree.read_text(i)
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             # A few lines of aliases of aliases can stand for more than any memory holds.
-            raise SourceError(
-                f"{tree.where(i)}: has YAML aliases (*name), which are not read. Write out what they mean."
-            )
+            raise SourceError(f"{tree.where(i)}: has YAML aliases (*name), which are not read. Write them out.")
         content = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SourceError(f"{tree.where(i)}: is no YAML ({' '.join(str(error).split())[:120]}). Fix it.") from error

@@ -6,10 +6,12 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SPACE = re.compile(r"[ \t\n\r]*")
+_DECODER = json.JSONDecoder()
 
 # dd's units: K, M, G and KiB, MiB, GiB count in 1024, KB, MB, GB in 1000.
 _UNITS = {"": 1, "b": 1} | {
@@ -46,6 +48,45 @@ def _writable(value: Any) -> Any:
     if isinstance(value, list):
         return [_writable(item) for item in value]
     return {text_of(name): _writable(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def walk_json(text: str) -> Iterator[tuple[str, int, Any]]:
+    """Yields (name, number, element) of the lists in a JSON object, and first (name, -1, None) for each name.
+
+    ValueError names the malformed part.
+    """
+
+    def skip(at: int, wanted: str) -> tuple[str, int]:
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing at all too
+        if at >= len(text) or text[at] not in wanted:
+            raise ValueError(f"it is cut short at character {at}" if at >= len(text) else f"damaged at character {at}")
+        return text[at], at + 1
+
+    _, at = skip(0, "{")
+    mark, at = skip(at, '"}')
+    while mark != "}":
+        name, at = _DECODER.raw_decode(text, at - 1)
+        yield name, -1, None
+        _, at = skip(at, ":")
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        if text[at : at + 1] == "[":
+            number, mark = 0, ","
+            at = _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]
+            if text[at : at + 1] == "]":
+                mark, at = "]", at + 1
+            while mark == ",":
+                at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+                item, at = _DECODER.raw_decode(text, at)
+                yield name, number, item
+                number += 1
+                mark, at = skip(at, ",]")
+        else:
+            _, at = _DECODER.raw_decode(text, at)
+        mark, at = skip(at, ",}")
+        if mark == ",":
+            _, at = skip(at, '"')
+    if text[at:].strip():
+        raise ValueError(f"there is more behind its end at character {at}")
 
 
 def bytes_of(text: str) -> int | None:

@@ -24,7 +24,7 @@ from fastload import PackedDataset, pack_images
 from fastload.errors import FormatError, ImageError, SourceError
 from fastload.format.ragged import Column
 from fastload.sources.box_forms import BoxSlots
-from fastload.sources.coco.coco import fill_polygon
+from fastload.sources.coco import fill_polygon
 from fastload.sources.layouts import list_source
 from fastload.sources.open_tree import open_tree
 
@@ -152,7 +152,7 @@ def test_one_sample_with_most_boxes_gives_the_others_no_room_for_as_many() -> No
     count = 30_000
     slots = BoxSlots.of(np.full(count, 3), count, "a.json")
     with at_most(16), pytest.raises(SourceError, match=f"a.json: one sample has {count} boxes"):
-        slots.columns(np.zeros((count, 4), np.float32), np.zeros(count, np.int64), {})
+        slots.columns(np.zeros((count, 4), np.float32), Column(np.zeros(count, np.int64)))
 
 
 def test_a_label_far_beyond_emnists_takes_no_name_for_each_number_below_it(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from fastload.pack import PackJob, PackOptions, PackReport, pack_images, pack_li
 from fastload.pack.engine import task_bounds
 from fastload.pack.pack_options import parse_encoding
 from fastload.pack.pack_worker import RowStream
-from fastload.sources.arrays.raw_rows import MemoryRows
 from fastload.sources.listing import Arrays, Listing
+from fastload.sources.raw_rows import MemoryRows
 
 CHUNK = 6000
 needs_zstd = pytest.mark.skipif(not has_zstd(), reason="needs the extra [zstd]")

@@ -21,9 +21,9 @@ from fastload.format.ragged import Column
 from fastload.inspection.verify import verify_file
 from fastload.pack import PackJob, PackOptions, pack_listing
 from fastload.repack import repack_file
-from fastload.sources.arrays.raw_rows import MemoryRows
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import Listing, Masks, SourceOptions
+from fastload.sources.raw_rows import MemoryRows
 
 H, W = 40, 56
 

@@ -90,11 +90,15 @@ def test_what_is_left_out_is_an_error_or_named(tmp_path) -> None:
         if on_error == "fail":
             with pytest.raises(SourceError, match=r"contradicts \(1\): b.jpg has no mask. Fix .* `--on-error skip`"):
                 assemble(draft, Samples.in_tree(tree, [0], Splits.one(1)))
-            with pytest.raises(SourceError, match=r"without x \(1\): b y. Fetch it with `--on-error skip`"):
-                draft.leave_out_all([("b", "y")], "rows without x", "Fetch it")
+            with pytest.raises(SourceError, match=r"without x \(1\): b y. Fetch it, or leave .* `--on-error skip`"):
+                draft.leave_out_all([("b", "y")], "rows without x", "Fetch it", 2)
+            with pytest.raises(SourceError, match=r"without x \(1\): b y. Fetch it\.$"):  # nothing would be left
+                draft.leave_out_all([("b", "y")], "rows without x", "Fetch it", 1)
+            with pytest.raises(SourceError, match=r"b.jpg has no mask. Fix the lists or the files\.$"):
+                assemble(draft, Samples.in_tree(tree, [], Splits.one(0)))
         else:
             assert assemble(draft, Samples.in_tree(tree, [0], Splits.one(1))).skipped == (("b.jpg", "has no mask"),)
-            with pytest.raises(SourceError, match=r"no sample is left .* layout folder. Left out: b.jpg has no mask"):
+            with pytest.raises(SourceError, match=r"no sample is left .* as folder. Left out: b.jpg has no mask"):
                 assemble(draft, Samples.in_tree(tree, [], Splits.one(0)))
     with pytest.raises(SourceError, match=r"1 names occur more than once: a.jpg"):
         assemble(Draft("folder", tree), Samples.in_tree(tree, [0, 0], Splits.one(2)))
@@ -177,7 +181,7 @@ def test_images_elsewhere_are_noted(paired: tuple[Path, Paired]) -> None:
     picture(root / "more" / "x.png")
     layout = "camvid" if (root / "trainannot").exists() else "mask-folders"
     if layout == "mask-folders":  # known datasets may have further folders
-        refused("images/train/ and masks/train/ are images and their masks, but more/ next to them has none", root)
+        refused("images/train/ and masks/train/ are images and masks, but more/ next to them has none", root)
     assert (
         f"NOT READ: images that layout {layout} does not list (1): more/ (1), e.g. more/x.png."
         in list_source(root, layout).notes

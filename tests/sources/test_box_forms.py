@@ -93,3 +93,16 @@ def test_boxes_beside_files_of_images_move_with_them(tmp_path: Path, kind: str) 
     with h5py.File(tmp_path / "a.h5") as file:
         assert file["bbox"][:].tolist() == [[10, 10, 18, 18], [2, 2, 10, 10]] and file["bbox"].dtype == np.float32
         assert file["bbox"].attrs["names"].astype(str).tolist() == list(CORNERS)
+
+
+def test_a_box_of_an_object_without_numbers_is_none(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    boxes = [[[1, 2, 3, 4], [float("nan")] * 4, [0, 1, 2, 3]], [[1, 1, 1, None]]]
+    rows = [{"file_name": name, "objects": {"bbox": of, "category": list(range(len(of)))}}
+            for name, of in zip(("a.png", "b.png"), boxes, strict=True)]  # fmt: skip
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    columns = list_source(tmp_path).columns
+    assert columns["num_boxes"].values.tolist() == [2, 0]
+    assert columns["boxes"].values.tolist() == [[[1, 2, 3, 4], [0, 1, 2, 3]], [[0] * 4] * 2]
+    assert columns["box_labels"].values.tolist() == [[0, 2], [-1, -1]]

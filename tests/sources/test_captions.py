@@ -127,7 +127,7 @@ def test_sbus_captions_are_lines_of_a_second_file(tmp_path: Path) -> None:
     other = write(tmp_path / "SBU_captioned_photo_dataset_captions.txt", "a lake\nmy dog\n")
     assert texts(list_source(tmp_path)) == {"dataset/1_x.jpg": ["my dog"], "dataset/2_y.jpg": ["a lake"]}
     other.write_text("a lake\n")
-    refused(r"has 2 lines, .*captions.txt 1. Fetch both again", tmp_path)
+    refused(r"has 2 lines, .*captions.txt 1. Fetch both", tmp_path)
 
 
 def test_flickrs_lists_of_images_are_its_splits(tmp_path: Path) -> None:

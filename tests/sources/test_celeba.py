@@ -236,7 +236,7 @@ def test_every_head_and_separator_gives_the_same_rows(
     table = parse_table(data, path, num_values)
     assert table.images == ["a.jpg", "b.jpg"] and table.values.tolist() == [[1, -2], [3, 4]]
     assert table.header == header
-    assert [data.splitlines()[line - 1].strip(b'"')[:5] for line in table.lines] == [b"a.jpg", b"b.jpg"]
+    assert [data.splitlines()[line.number - 1].strip(b'"')[:5] for line in table.lines] == [b"a.jpg", b"b.jpg"]
     with pytest.raises(SourceError, match=r"t.txt, line 1: a.jpg has 0 values, expected 1"):
         parse_table(b"a.jpg\nb.jpg\n", "t.txt")
     with pytest.raises(SourceError, match=r"t.txt, line 2: b.jpg has the value 'one', expected an integer"):

@@ -191,7 +191,7 @@ def test_what_torchvision_lacks_or_does_not_find_is_said(torchvision_datasets, t
     says(OptionError, "say which folder it lies in.*--root", "Flowers102", None)
     says(MissingFileError, "there is no such folder", "Flowers102", tmp_path / "nothing")
     says(MissingFileError, r"does not find it in .*Dataset not found.*--download", "Flowers102")
-    says(OptionError, "'fold=1' is no argument of it. Write NAME=VALUE; it takes split, partition", "DTD,fold=1")
+    says(OptionError, "'fold=1' is no argument: write NAME=VALUE, of split, partition", "DTD,fold=1")
     says(OptionError, "torchvision does not download it", "ImageFolder", download=True)
     says(OptionError, "`--labels` means nothing to the layout torchvision", "DTD", labels=("a",))
     says(SourceError, "fastload pack FOLDER OUT.h5", "VOCDetection")
@@ -212,7 +212,7 @@ def test_splits_that_are_not_there_are_noted(torchvision_datasets, tmp_path):
 
 
 @pytest.mark.parametrize(("found", "message"), [
-    ("absent", "torchvision:DTD: torchvision is not installed. Install it with: pip install torchvision"),
+    ("absent", "torchvision:DTD: torchvision is not installed: `pip install torchvision`"),
     ("broken", "cannot be imported: operator torchvision::nms does not exist.*built for another torch"),
 ])  # fmt: skip
 def test_torchvision_that_is_absent_or_of_another_torch_is_named(tmp_path, monkeypatch, found, message):

@@ -285,7 +285,7 @@ def trees(root: Path, kind: str) -> Path:
         ("several masks of each image", r"\*/masks/ looks like masks .* or each image has several", "one mask"),
         (
             "a third folder",
-            "images/ and masks/ are images and their masks, but other/ next to",
+            "images/ and masks/ are images and masks, but other/ next to",
             "`--layout mask-folders`",
         ),
         ("two kinds of masks", "several kinds of masks, labels/, masks/", r"`--mask-files 'labels/\*'`"),
@@ -294,10 +294,15 @@ def trees(root: Path, kind: str) -> Path:
         ("two kinds of images", "gt/ may be masks of left/ or of right/", "move those away"),
         (
             "a third folder of equal names",
-            "rgb/ and label/ are images and their masks, but depth/ next to",
+            "rgb/ and label/ are images and masks, but depth/ next to",
             "mask-folders",
         ),
-        ("photographs of photographs", "input/ and target/ .* but both show photographs", "give that folder itself"),
+        (
+            "photographs of photographs",
+            "input/ and target/ hold photographs of the same names .* are called as images and masks are: pairs",
+            "give that folder itself",
+        ),
+        ("photographs of photographs", "pairs, as of an input and its target", r"read by `zip\(FastLoader\('input.h5'"),
     ],
 )
 def test_likely_pairs_that_are_not_certain_are_refused_with_what_would_be_right(

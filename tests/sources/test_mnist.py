@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from small_trees import archived, notes_of, read, refused, values
 
-from fastload.sources.arrays.raw_rows import RawRows
 from fastload.sources.layouts import detect_layout, list_source
+from fastload.sources.raw_rows import RawRows
 
 
 def idx(values: np.ndarray) -> bytes:
@@ -75,7 +75,7 @@ def test_unpacked_files_come_before_gzipped_ones_and_images_without_labels_get_m
         path.unlink()
     listing = list_source(source)
     assert values(listing) == [*labels(9), -1, -1, -1, -1]
-    assert "no labels for t10k-images-idx3-ubyte: its labels are -1" in notes_of(listing)
+    assert "There are no labels for test: they are -1" in notes_of(listing)
     (source / "train-labels-idx1-ubyte").unlink()
     assert list_source(source).columns == {}
     single = list_source(source / "t10k-images-idx3-ubyte")
@@ -100,6 +100,9 @@ def test_qmnist_has_eight_numbers_an_image(tmp_path):
     assert values(listing) == numbers[:, 0].tolist()
     assert np.array_equal(listing.columns["qmnist"].values, numbers[:, 1:])
     assert len(listing.columns["qmnist"].attrs["names"]) == 7 and "QMNIST" in listing.notes[0]
+    (tmp_path / "qmnist-test-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images(2))))
+    without = list_source(tmp_path)  # numbers of some images alone are no column
+    assert values(without) == [*numbers[:, 0].tolist(), -1, -1] and list(without.columns) == ["labels"]
 
 
 def test_two_families_are_named(tmp_path):
@@ -111,6 +114,7 @@ def test_two_families_are_named(tmp_path):
     refused("more than one dataset of idx files: b, c", tmp_path)
     (source / "train-labels-idx1-ubyte").write_bytes(idx(labels(3)))
     refused("no idx file with images", source)
+    refused("are both called 'images'", write(tmp_path / "d", names=("test", "t10k")))
 
 
 BROKEN = {

@@ -12,6 +12,7 @@ from fastload.errors import SourceError
 from fastload.pack import pack_images
 from fastload.sources.layouts import list_source
 from fastload.sources.open_tree import open_tree
+from fastload.sources.spans import Paths
 from fastload.sources.tree import FolderFiles, key_of
 
 # As a user without rights: root may read everything.
@@ -82,11 +83,11 @@ def test_names_that_are_not_utf8_become_escapes_and_can_be_read(tmp_path: Path) 
 
 def test_files_pickle_to_little_more_than_their_names() -> None:
     names, numbers = [f"train/class/{i:06d}.jpg".encode() for i in range(10_000)], np.arange(10_000)
-    files = FolderFiles.of(b"/data", names, numbers, -numbers)
+    files = FolderFiles(b"/data", Paths.of(names), numbers, -numbers)
     assert len(pickle.dumps(files)) < 10_000 * (22 + 3 * 8) + 1000
     some = files.take(np.array([9_999, 3, 0]))
-    assert some.paths == b"train/class/009999.jpgtrain/class/000003.jpgtrain/class/000000.jpg"
-    assert some.ends.tolist() == [22, 44, 66]
+    assert some.paths.joined == b"train/class/009999.jpgtrain/class/000003.jpgtrain/class/000000.jpg"
+    assert some.paths.ends.tolist() == [22, 44, 66]
     assert some.sizes.tolist() == [9_999, 3, 0] and some.mtimes_ns.tolist() == [-9_999, -3, 0]
 
 

@@ -101,7 +101,7 @@ def test_the_augmented_masks_are_noted_and_used_when_alone(devkit: Path) -> None
     year = devkit / "VOC2012"
     for stem in ("2007_1", "2007_2", "2007_3"):
         picture(year / f"SegmentationClassAug/{stem}.png", 0, 1)
-    assert "SegmentationClassAug (SBD) was not used" in notes_of(listed(devkit))
+    assert "Read the masks in SegmentationClass, not those in SegmentationClassAug" in notes_of(listed(devkit))
     (year / "SegmentationClass").rename(devkit / "away")
     write(year / "ImageSets/Segmentation/train_aug.txt", "2007_2\n2007_3\n")
     listing = listed(devkit)
@@ -126,7 +126,7 @@ def test_a_test_split_has_neither_masks_nor_annotations(devkit: Path) -> None:
     [
         ("JPEGImages/2007_1.jpg", r"JPEGImages/2007_1.jpg is listed in val.txt, but has no file"),
         ("Annotations/2007_1.xml", r"JPEGImages/2007_1.jpg has no annotation"),
-        ("SegmentationClass/2007_1.png", r"2007_1.jpg has no mask in SegmentationClass"),
+        ("SegmentationClass/2007_1.png", r"2007_1.jpg has no mask"),
     ],
 )
 def test_what_a_list_names_and_is_not_there_fails_or_is_skipped(devkit: Path, gone: str, message: str) -> None:
@@ -159,7 +159,7 @@ def test_damaged_lists_and_annotations_are_named(devkit: Path, path: str, text: 
 def test_no_images_no_masks_no_lists_and_several_years_are_errors(devkit: Path) -> None:
     year = devkit / "VOC2012"
     (year / "SegmentationObject").rename(devkit / "objects")
-    refused("there is no mask in VOC2012/SegmentationObject", devkit, masks="instance")
+    refused("there is no mask of instances in VOC2012/SegmentationObject", devkit, masks="instance")
     (year / "ImageSets/Segmentation").rename(devkit / "lists")
     refused(r"none of train.txt, .* in VOC2012/ImageSets/Segmentation/", devkit)
     (year / "JPEGImages").rename(devkit / "pictures")

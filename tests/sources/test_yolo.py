@@ -297,10 +297,10 @@ def test_labels_without_an_image_and_names_that_cannot_be_read(yolo: Path, monke
     (yolo / "labels/val/gone.txt").unlink()
     bomb = "a: &a [x, x]\nb: &b [*a, *a]\nnames: *b\n"
     for text, message in (
-        ("names: {0: cat, 2: dog}", "no list of the classes"),
+        ("names: {0: cat, 2: dog}", "no list of classes"),
         ("names: [", "is no YAML"),
         (bomb, "YAML aliases"),
-        ("nc: 3\n" + NAMES, "`nc` is 3, and 2 classes have names"),
+        ("nc: 3\n" + NAMES, "`nc` is 3, 2 classes have names"),
     ):
         write(yolo / "data.yaml", text)
         refused(message, yolo)

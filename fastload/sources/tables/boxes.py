@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.format.ragged import Column, Moves
 from fastload.sources.assemble import Draft, Splits
-from fastload.sources.box_forms import CORNERS, SIZED, BoxSlots, in_stored_form, sized_boxes
-from fastload.sources.listing import BoxForm, first_few
-from fastload.sources.tables.frame import Frame, categories, columns_of, plain_name
-from fastload.sources.tables.read_table import as_list, values_of
+from fastload.sources.box_forms import CORNERS, SIZED, BoxSlots, in_stored_form
+from fastload.sources.listing import BoxForm
+from fastload.sources.tables.frame import Frame, as_list, categories, columns_of, plain_name, values_of
 
 OBJECTS = ("objects", "annotations")
 """Usual names of a column of objects, whose fields are boxes and labels."""
@@ -114,25 +113,12 @@ def objects_of_lists(cells: dict[str, list[Any]]) -> tuple[list[dict[str, Any]],
     return [], ()
 
 
-def boxes_by_sample(
-    boxes: NDArray[np.float32],
-    form: BoxForm | Moves,
-    sample: NDArray[np.int64],
-    count: int,
-    where: str,
-    labels: Column | None = None,
-) -> dict[str, Column]:
-    """Returns the columns `boxes` (x, y, width, height), `num_boxes` and, with labels, `box_labels` of `count` images.
-
-    `boxes` are float32 (R, 4), one for each row of the table, NaN for none; `sample` int64 (R,) says whose they are.
-    Behind the last label of a sample stands -1. `where` names the table in messages.
-    """
-    slots = BoxSlots.of(np.where(np.isnan(boxes).any(axis=1), -1, sample), count, where)
-    padded = sized_boxes(slots.padded(boxes), form)
-    columns = {"boxes": Column(padded, {"names": SIZED}, "xywh"), "num_boxes": Column(slots.counts)}
-    if labels is not None:
-        columns["box_labels"] = Column(slots.padded(labels.values, -1), labels.attrs)
-    return columns
+def label_column(labels: list[Any], classes: tuple[str, ...] = ()) -> Column | None:
+    """Returns whole numbers, which `classes` may name, or texts as a column; None for no labels, and for others."""
+    values = values_of(labels) if labels else None
+    if values is not None and values.kind == "int" and not values.missing.any():
+        return Column(values.values, {"names": classes} if classes else {})
+    return categories(values) if values is not None and values.kind == "text" else None
 
 
 def nested_boxes(
@@ -143,7 +129,7 @@ def nested_boxes(
     classes: tuple[str, ...] = (),
     form: BoxForm = "auto",
 ) -> dict[str, Column]:
-    """Returns the columns of `boxes_by_sample` from a column of objects, as Hugging Face writes them; else {}.
+    """Returns the columns of `BoxSlots.columns` from a column of objects, as Hugging Face writes them; else {}.
 
     The N cells are {"bbox": [[x, y, w, h], ...], "category": [...]}, or lists of {"bbox": [...], "category": ...};
     `classes` are names for the categories, `form` is what the user says of the boxes.
@@ -167,10 +153,8 @@ def nested_boxes(
             if not isinstance(box, list) or not isinstance(label, (list, type(None))):
                 return {}
             if label is not None and len(label) != len(box):
-                raise SourceError(
-                    f"{draft.where}: {location(i)}: {len(box)} boxes and {len(label)} categories. Each box needs one; "
-                    "fix the row."
-                )
+                fix = "Each box needs one; fix the row."
+                raise SourceError(f"{draft.where}: {location(i)}: {len(box)} boxes and {len(label)} categories. {fix}")
             owners += [i] * len(box)
             boxes += box
             labels += label or [None] * len(box)
@@ -181,12 +165,8 @@ def nested_boxes(
     if array.shape != (len(boxes), 4):
         return {}
     draft.notes.append(f"Boxes by column {name!r}, taken for {_SAID[form]}.")
-    values, column = values_of(labels) if boxes else None, None
-    if values is not None and values.kind == "int" and not values.missing.any():
-        column = Column(values.values, {"names": classes} if classes else {})
-    elif values is not None and values.kind == "text":
-        column = categories(values)
-    return boxes_by_sample(array, form, np.array(owners, np.int64), len(cells), draft.where, column)
+    slots = BoxSlots.without_nan(array, np.array(owners, np.int64), len(cells), draft.where)
+    return slots.columns(array, label_column(labels, classes), form)
 
 
 def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], dict[int, str]]:
@@ -201,20 +181,16 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
     sides = [frame.columns[name] for name in four]
     if not four or any(side.kind not in ("int", "float") or side.values.ndim > 1 for side in sides):
         if frame.sample is not None:
-            raise SourceError(
-                f"{frame.where}: images with more than one row, whose box columns {', '.join(four)} are no numbers."
-            )
+            shown = ", ".join(four)
+            raise SourceError(f"{frame.where}: images with several rows, whose box columns {shown} are no numbers.")
         return columns_of(frame, draft.notes)
     # (R, 4), NaN for empty cells: a row without a box
     boxes = np.stack([np.where(side.missing, np.nan, side.values) for side in sides], axis=1).astype(np.float32)
     boxes, moves, names = in_stored_form(boxes, form)
     wrong = _wrong_boxes(boxes, moves, names)
-    if wrong and draft.on_error == "fail":
-        shown = first_few([f"{frame.location(row)} {why}" for row, why in wrong.items()])
-        raise SourceError(
-            f"{frame.where}: boxes in {', '.join(four)} that cannot be ({len(wrong)}): {shown}. Fix the rows, or leave "
-            "those images out with `--on-error skip`."
-        )
+    if draft.on_error == "fail":
+        found = [(frame.location(row), why) for row, why in wrong.items()]
+        draft.leave_out_all(found, f"boxes in {', '.join(four)} that cannot be", "Fix the rows", len(boxes))
     asked = f", taken for {_SAID[form]}" if frame.boxes != "auto" else ""
     draft.notes.append(f"Boxes by the columns {', '.join(four)}{asked}.")
     rest = replace(frame, columns={name: values for name, values in frame.columns.items() if name not in four})
@@ -222,7 +198,8 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
         boxes[list(wrong)] = 0
         boxed = {"bbox": Column(boxes, {"names": names}, moves)}
         if np.isnan(boxes).any():
-            boxed = boxes_by_sample(boxes, moves, np.arange(len(boxes)), len(boxes), frame.where)
+            slots = BoxSlots.without_nan(boxes, np.arange(len(boxes)), len(boxes), frame.where)
+            boxed = slots.columns(boxes, None, moves)
         columns, bad = columns_of(rest, draft.notes)
         return boxed | columns, bad | wrong
     # The label of a row is its box's. Any other column counts if it is the same for all boxes of an image.
@@ -232,7 +209,8 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
     draft.notes.append("Several rows of an image are its boxes.")
     made, bad = columns_of(replace(rest, splits=Splits.one(len(sample))), draft.notes)
     labels = made.pop("labels") if "labels" in made and made["labels"].values.ndim == 1 else None
-    columns = boxes_by_sample(boxes, moves, sample, len(frame.splits.index), frame.where, labels)
+    slots = BoxSlots.without_nan(boxes, sample, len(frame.splits.index), frame.where)
+    columns = slots.columns(boxes, labels, moves)
     first = np.unique(sample, return_index=True)[1]
     alike = {name for name, column in made.items() if np.array_equal(column.values, column.values[first][sample])}
     columns |= {name: Column(made[name].values[first], made[name].attrs) for name in made if name in alike}

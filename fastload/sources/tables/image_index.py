@@ -49,9 +49,7 @@ class ImageIndex:
         self.tree = tree
         self.base = ""  # folder of the table in the tree ("" or ending in `/`), which its paths are relative to
         self.legacy = ""  # 8-bit encoding the table was read with, in which file names may be written
-        self.loose = (
-            False  # whether numbers without zeros, or names in another case, show which column names the images
-        )
+        self.loose = False  # whether numbers without zeros, or names in another case, show which column names images
         self._loosely = 0  # cells since `find` began that only `_LOOSELY` finds
         if tree not in _TABLES:
             paths = {tree.names[i]: i for i in tree.images().tolist()}

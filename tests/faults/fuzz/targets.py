@@ -36,11 +36,11 @@ from fastload.plan.cursor import EpochCursor
 from fastload.plan.echo_schedule import EchoSchedule
 from fastload.plan.epoch import EpochPlan
 from fastload.profiling.doctor.loader_records import Records
-from fastload.sources.imagenet.devkit import parse_ground_truth, read_devkit
+from fastload.sources.imagenet import parse_ground_truth, read_devkit
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import Arrays, Files, Listing, SourceOptions
 from fastload.sources.open_tree import open_tree
-from fastload.sources.tables.read_table import read_rows
+from fastload.sources.tables.frame import read_rows
 from sample_files import write_packed
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.errors import SourceError
-from fastload.sources.coco.instances import bounds_of, read_instances
+from fastload.sources.coco import bounds_of, read_instances
 
 CONTENT: dict[str, Any] = {
     "info": {"year": 2017, "nested": [[], {}, [1, {"a": "]"}]]},

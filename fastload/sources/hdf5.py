@@ -27,10 +27,10 @@ from fastload.errors import FileChangedError, FormatError, MissingFileError, Sou
 from fastload.format.chunk_filters import FilteredChunks
 from fastload.format.digests import linear_offset, plain
 from fastload.format.valid import check_stored, open_hdf5
-from fastload.sources.arrays.named import IMAGES, NamedArray, samples_of_arrays
-from fastload.sources.arrays.raw_rows import Axes, StoredRows, upright
+from fastload.sources.arrays import IMAGES, NamedArray, samples_of_arrays
 from fastload.sources.assemble import Draft, Samples, Splits
 from fastload.sources.listing import SPLITS, Arrays, SourceOptions, first_few, in_split_order
+from fastload.sources.raw_rows import Axes, StoredRows, upright
 from fastload.sources.spans import ListedFile
 from fastload.sources.tree import Tree, key_of
 
@@ -46,12 +46,7 @@ def hdf5_evidence(tree: Tree) -> list[str]:
 
 
 def list_hdf5(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
-    """Returns the rows of HDF5 datasets; `samples_of_arrays` decides by name what each dataset is.
-
-    Raises:
-        SourceError: there is no HDF5 file, or one that is unsafe, damaged or packed by fastload; or for the reasons of
-            `samples_of_arrays`.
-    """
+    """Returns the rows of HDF5 datasets; `samples_of_arrays` decides by name what each dataset is."""
     positions = [i for i, name in tree.not_images if name.lower().endswith(_SUFFIXES)]
     tree.known[positions], names = True, [tree.names[i] for i in positions]
     if not names:
@@ -69,10 +64,8 @@ def list_hdf5(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         try:
             with open_hdf5(path) as file:
                 if "fastload_version" in file.attrs:
-                    raise SourceError(
-                        f"{path}: fastload packed this file. Change its chunks, order or rows with "
-                        f"`fastload repack {typed(path)} OUT.h5`."
-                    )
+                    fix = f"Change its chunks, order or rows with `fastload repack {typed(path)} OUT.h5`."
+                    raise SourceError(f"{path}: fastload packed this file. {fix}")
                 found = list(_datasets(path, file, draft.notes))
                 arrays += [replace(array, split=split if len(names) > 1 else "") for array in found]
                 if len(names) == 1:
@@ -234,9 +227,7 @@ def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], d
     if table is None or not fields:
         return {}, {}, set()
     if not {"split", "source", "start", "stop"} <= set(fields):
-        raise SourceError(
-            f"{path}: attribute `{name}` is not fuel's table of splits. Remove it to pack without splits."
-        )
+        raise SourceError(f"{path}: attribute `{name}` is not fuel's table of splits. Remove it to pack without.")
     splits, hidden, lists = dict[str, NDArray[np.int64]](), dict[str, NDArray[np.int64]](), set[str]()
     for line in table:
         split, source = (str(plain(line[key])) for key in ("split", "source"))
@@ -251,9 +242,7 @@ def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], d
         if "available" in fields and not line["available"]:
             hidden[source] = np.append(hidden.get(source, rows[:0]), rows)
         elif not np.array_equal(splits.setdefault(split, rows), rows):
-            raise SourceError(
-                f"{path}: the split {split!r} has other rows for {source} than for what stands before it."
-            )
+            raise SourceError(f"{path}: the split {split!r} has other rows for {source} than for what is before it.")
     return splits, hidden, lists
 
 
@@ -270,10 +259,8 @@ def _with_splits(
             raise SourceError(f"{draft.where}: the split {name!r} names rows that are not there, of {count}.")
         taken = np.unique(split[rows])
         if len(taken) and taken[0] != 255:
-            raise SourceError(
-                f"{draft.where}: the splits {names[taken[0]]!r} and {name!r} share rows. Each sample is in one split; "
-                "remove one of them from the attribute."
-            )
+            fix = "Each sample is in one split; remove one of them from the attribute."
+            raise SourceError(f"{draft.where}: the splits {names[taken[0]]!r} and {name!r} share rows. {fix}")
         split[rows] = number
     draft.notes.append(f"Splits as fuel's attribute has them: {', '.join(names)}.")
     if others := np.count_nonzero(split == 255):

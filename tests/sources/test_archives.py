@@ -151,7 +151,7 @@ def test_encrypted_and_exotic_members_are_named(tmp_path: Path) -> None:
     listing = refused_or_skipped(r"1.jpg is encrypted; unpack", path)
     newer = write_zip(tmp_path / "z.zip", {"1.jpg": TEXT})
     in_directory(newer, 0, 6, "B", 235)
-    refused("list of members .* damaged .*zip file version 23.5", newer)
+    refused("list at the end .* damaged .*zip file version 23.5", newer)
     assert listing.keys == ("2.jpg",) and listing.skipped[0][0] == "1.jpg"
 
 
@@ -265,7 +265,7 @@ def test_a_truncated_archive_is_refused_wherever_it_ends(tmp_path: Path) -> None
             path.write_bytes(data[:size])
             refused(r"cut short|damaged", path)
         path.write_bytes(b"")
-        refused(r"empty file|damaged or", path)
+        refused(r"empty file|damaged", path)
 
 
 def test_a_tar_that_goes_on_behind_damage_or_its_end_is_refused(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_tar_that_goes_on_behind_damage_or_its_end_is_refused(tmp_path: Path) 
         ("x.dat", b"hello", "neither a folder nor a .zip or .tar"),
         ("x", b"", "is an empty file"),
         ("x.tar", b"nothing" * 200, "this tar is damaged or cut short"),
-        ("x.zip", b"nothing" * 200, "damaged or missing"),
+        ("x.zip", b"nothing" * 200, "is damaged"),
     ],
 )
 def test_what_is_no_archive_says_what_to_do(tmp_path: Path, name: str, data: bytes, message: str) -> None:

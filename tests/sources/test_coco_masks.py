@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload.sources.coco.coco import fill_polygon
-from fastload.sources.coco.instances import decode_counts
+from fastload.sources.coco import decode_counts, fill_polygon
 
 
 def inside(points: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from small_trees import notes_of, read, refused, values
 
-import fastload.sources.arrays.named as named
+import fastload.sources.arrays as named
 from fastload.errors import FileChangedError
-from fastload.sources.arrays.raw_rows import MemoryRows, RawRows
 from fastload.sources.layouts import detect_layout, list_source
+from fastload.sources.raw_rows import MemoryRows, RawRows
 
 RNG = np.random.default_rng(0)
 N = 9

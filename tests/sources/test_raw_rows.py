@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_trees import read
 
 from fastload.errors import FileChangedError, SourceError
-from fastload.sources.arrays.raw_rows import JoinedRows, MemoryRows, RawRows
+from fastload.sources.raw_rows import JoinedRows, MemoryRows, RawRows
 
 SHAPES = {"HWC": (5, 4, 3), "CHW": (3, 5, 4), "WHC": (4, 5, 3)}
 UPRIGHT = {"HWC": (0, 1, 2, 3), "CHW": (0, 2, 3, 1), "WHC": (0, 2, 1, 3)}

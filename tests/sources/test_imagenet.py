@@ -15,7 +15,7 @@ from small_trees import archived, make, notes_of, refused, refused_or_skipped, t
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.pack import pack_images
-from fastload.sources.imagenet.devkit import parse_ground_truth
+from fastload.sources.imagenet import parse_ground_truth
 from fastload.sources.layouts import detect_layout, list_source
 from fastload.sources.listing import Listing
 
@@ -97,7 +97,7 @@ def test_archives_extracted_folders_and_kaggle_agree(originals: Path, tmp_path_f
         found = dict(zip([key.rpartition("/")[2] for key in listing.keys], values(listing), strict=True))
         if path == extracted:
             assert "words" not in listing.columns["labels"].attrs
-            assert "classes have only their wnids as names" in notes_of(listing)
+            assert "classes have only wnids as names" in notes_of(listing)
         else:
             assert found.pop("ILSVRC2012_test_00000001.JPEG") == -1
             assert listing.split_names == ("train", "val", "test")

@@ -19,9 +19,9 @@ from small_trees import make, notes_of, refused, refused_or_skipped, values
 
 from fastload import pack_images
 from fastload.errors import FileChangedError, MissingExtraError, SourceError
-from fastload.sources.arrow.shards import Shard
 from fastload.sources.layouts import detect_layout, list_source
 from fastload.sources.listing import SourceOptions
+from fastload.sources.parquet import Shard
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
@@ -147,7 +147,7 @@ def test_null_rows_are_named_and_skip_leaves_them_out(tmp_path: Path) -> None:
     listing = refused_or_skipped(r"\(3\): row 1 of t.parquet holds no image.*row 2 .*path 'far/x.jpg'", path)
     assert [listing.files.read(i) for i in range(len(listing))] == [b"0"]
     assert [key for key, _ in listing.skipped] == [f"row {i} of t.parquet" for i in (1, 2, 3, 4)]
-    assert listing.skipped[3][1] == "its label is empty or NaN"
+    assert listing.skipped[3][1] == "lacks its label: empty or NaN"
     refused("leads out of the folder", write(path, {"image": images((None, "../a.jpg"))}))
 
 
@@ -296,7 +296,7 @@ def test_shards_are_not_kept_open_and_a_lack_of_descriptors_is_no_damage(tmp_pat
         resource.setrlimit(resource.RLIMIT_NOFILE, (last + 20, hard))
         listing = list_source(tmp_path)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-        with pytest.raises(SourceError, match=r"too many files are open. Allow more with `ulimit -n`"):
+        with pytest.raises(SourceError, match=r"too many open files. Allow more with `ulimit -n`"):
             Shard(tmp_path / f"00.{suffix}")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -4,8 +4,7 @@
     MemoryRows    in memory: arrays that had to be decompressed
     JoinedRows    several of these as one: five files of 10,000 rows
 
-Whole batches are copied at once, with no Python loop over rows. `joined_samples` makes a dataset of several files of
-images, as MNIST's idx files.
+Whole batches are copied at once, with no Python loop over rows.
 """
 
 from __future__ import annotations
@@ -19,17 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tokenize import TokenError  # NumPy's reader of headers raises it
-from typing import IO, Any, Literal, NamedTuple, Self
+from typing import IO, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError, SourceError
-from fastload.format.ragged import Column
-from fastload.sources.assemble import Draft, Samples, Splits
 from fastload.sources.listing import Arrays
 from fastload.sources.spans import Joined, ListedFile
-from fastload.sources.tree import Tree, key_of
 from fastload.system.files import read_into
 
 Axes = Literal["HWC", "CHW", "WHC"]
@@ -236,31 +232,6 @@ class JoinedRows(Joined[Arrays]):
 def joined_rows(parts: Sequence[tuple[Arrays, int]]) -> Arrays:
     """Returns the rows of all parts, given with their numbers of rows, as one sequence; a lone part is itself."""
     return parts[0][0] if len(parts) == 1 else JoinedRows.of(parts)
-
-
-class RowFile(NamedTuple):
-    """One file with images of a dataset such as MNIST's idx files."""
-
-    position: int  # in the tree
-    split: str  # split of its images
-    rows: Arrays  # reads them
-    num_images: int
-    columns: dict[str, NDArray[Any]]  # other fields of the images
-
-
-def joined_samples(draft: Draft, tree: Tree, files: list[RowFile], attrs: dict[str, dict[str, Any]]) -> Samples:
-    """Returns the images, file by file, with the columns in `attrs`; a key is the file's and the number in it."""
-    counts, rows = [file.num_images for file in files], joined_rows([(file.rows, file.num_images) for file in files])
-    return Samples(
-        keys=[f"{key_of(tree.names[file.position])}/{row:05d}" for file in files for row in range(file.num_images)],
-        files=rows,
-        sizes=np.full(sum(counts), math.prod(rows.shape) * rows.dtype.itemsize, np.int64),
-        mtimes_ns=np.repeat(tree.mtimes_ns[[file.position for file in files]], counts),
-        splits=Splits.of([split for file in files for split in [file.split] * file.num_images]),
-        columns={
-            name: Column(np.concatenate([file.columns[name] for file in files]), about) for name, about in attrs.items()
-        },
-    )
 
 
 def upright(values: NDArray[Any], axes: Axes) -> NDArray[Any]:
