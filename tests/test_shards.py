@@ -308,6 +308,32 @@ def of_varied(tmp_path):
     return tmp_path / "out.h5", tmp_path / "one.h5"
 
 
+def test_sizes_and_keys_of_more_files_than_may_be_open_are_those_of_one_file(tmp_path, monkeypatch):
+    rows = varied_rows()
+    files = [
+        varied_file(tmp_path / f"s{i:02}.h5", [row], masks=True, prefix=f"{i}-", splits={"all": 1})
+        for i, row in enumerate(rows)
+    ]
+    index_files(files, tmp_path / "out.h5")
+    merge_files(files, tmp_path / "one.h5")
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (40, 40))  # four files
+    every = np.random.default_rng(0).permutation(len(rows))
+    index, one = (PackedDataset(tmp_path / name) for name in ("out.h5", "one.h5"))
+    assert (PackedInput(index).sizes() == PackedInput(one).sizes()).all()
+    assert index.keys_of(every) == one.keys_of(every)
+    with closing(open_rows(index.file, ["images"])) as reader:
+        reader.encoded("images").part("bytes", every)
+        assert len(reader.store.files.opened) <= 4
+
+
+def test_an_index_that_names_itself_is_refused(tmp_path):
+    files = [shard(tmp_path / f"s{i}.h5", 6, seed=i) for i in range(2)]
+    index_files(files, tmp_path / "out.h5")
+    os.rename(tmp_path / "out.h5", tmp_path / "s1.h5")
+    with pytest.raises(FormatError, match=r"s1.h5: names itself as a shard\. Make the index again"):
+        read_header(tmp_path / "s1.h5")
+
+
 def test_samples_of_varying_size_are_those_of_one_file(of_varied):
     index, one = (PackedDataset(path, fields=("images", "masks", "labels", "row")) for path in of_varied)
     for mine, theirs in zip(index, one, strict=True):
