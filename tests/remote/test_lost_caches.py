@@ -22,6 +22,7 @@ from fastload import ChunkWindow, FastLoader, PackedDataset
 from fastload.errors import ReplacedError
 from fastload.remote.cache import CacheFolder
 from fastload.remote.options import Remote
+from fastload.transforms import RandomResizedCrop
 
 FIELDS = ["images", "labels", "row"]
 
@@ -132,6 +133,19 @@ def test_epochs_are_those_of_the_file_whatever_is_removed_from_the_cache(workers
                 assert same(batch, wanted), (epoch, at)
     said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING and one.name == "fastload"]
     assert len(said) <= 1 and all("is fetched again" in text for text in said)
+
+
+@pytest.mark.parametrize("way", ["the dataset removed", "copies replaced"])
+def test_crops_are_of_the_copies_that_were_made_anew(way, opened, tmp_path):
+    there, here = opened("linear")
+    options: dict[str, Any] = {"batch_size": 16, "shuffle": ChunkWindow(4), "seed": 1, "workers": 2}
+    options["transform"] = [RandomResizedCrop(8)]
+    with closing(FastLoader(there, **options)) as remote, closing(FastLoader(here, **options)) as local:
+        for epoch in range(2):
+            for at, (batch, wanted) in enumerate(zip(remote, local, strict=True)):
+                if (epoch, at) == (0, 2):
+                    WAYS[way](tmp_path / "cache")
+                assert same(batch, wanted), (epoch, at)
 
 
 def test_an_object_that_was_replaced_takes_no_lost_ones_place(opened, range_server, kinds, tmp_path):
