@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import threading
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -39,7 +40,7 @@ class OpenFiles:
     """
 
     def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+        self._owner: Owner = weakref.proxy(owner)  # whose end is the end of this, too
         self.opened: OrderedDict[int, OpenFile] = OrderedDict()
         self.most = max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16))
         self._reset()

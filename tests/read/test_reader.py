@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -118,6 +119,23 @@ def test_unknown_fields_and_ways_to_read_are_refused_and_close_is_final_and_may_
     reader.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         gathered(reader, np.array([0]), "images")
+
+
+def test_a_reader_that_nobody_has_any_more_closes_its_files(tmp_path):
+    path = packed(tmp_path)
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("this system does not say which files are open")
+    gc.disable()
+    try:
+        reader = open_rows(read_header(path), ["images"])
+        gathered(reader, np.array([0]), "images")
+        fd = reader.store.files.opened[0].fd
+        assert os.readlink(f"/proc/self/fd/{fd}") == str(path)
+        del reader
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
