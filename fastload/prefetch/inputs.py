@@ -163,7 +163,7 @@ class PackedInput:
             return 0.0
         rows = np.asarray(dataset.rows[:: max(1, len(dataset) // _RATIO_ROWS)], np.int64)
         with closing(self._index_reader()) as reader:
-            index = reader.encoded("images").index(rows)
+            index = reader.within(rows, lambda: reader.encoded("images").index(rows))
         if (index.encoding == RAW).all():
             return 0.0
         pixels = index.shape.prod(axis=1, dtype=np.int64).sum() * field.dtype.itemsize

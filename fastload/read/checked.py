@@ -225,7 +225,9 @@ class CheckedSamples:
         for name, encoded in self._encoded.items():
             for first in range(0, len(here), _CHECKED_ROWS):
                 some = here[first : first + _CHECKED_ROWS]
-                impossible[name].update(some[list(encoded.impossible(encoded.look_up(some)))].tolist())
+                with self._rows.store.holding(self._rows.store.table.locate(some), ()):
+                    index = encoded.look_up(some)
+                impossible[name].update(some[list(encoded.impossible(index))].tolist())
         digests = np.empty(len(here) if self._has_digests else 0, np.uint64)
         if self._has_digests:
             values = np.empty_like(digests)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ Decoded = TypeVar("Decoded")
 class EncodedRows:
     """Reads the encoded rows of one ragged field of a dataset. Any thread may call it, also after a fork.
 
-    What returns or decodes bytes is called within `Store.holding` the rows.
+    All but `part` is called within `Store.holding` the rows.
 
     Args:
         verify: called with the file and a row that libjpeg refuses or that cannot be decoded; raises ImageError, the
@@ -62,26 +62,29 @@ class EncodedRows:
 
     def look_up(self, rows: NDArray[np.int64]) -> LocatedIndex:
         """Returns the index entries of rows as the files have them, unchecked; otherwise like `index`."""
-        found = self._parts(list(INDEX_DTYPES), rows)
-        shard = self._store.table.locate(rows).shard
-        return LocatedIndex(**found, shard=shard)
+        located = self._store.table.locate(rows)
+        found, read = self._arrays(INDEX_DTYPES, len(rows))
+        for dataset, values in read.items():
+            self._store.copy(dataset, located, values)
+        return LocatedIndex(**found, shard=located.shard)
 
     def part(self, part: str, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns one array of `look_up`: "offset", "bytes", "shape", "encoding" or "orientation"."""
-        return self._parts([part], rows)[part]
+        """Returns one array of `look_up`: "offset", "bytes", "shape", "encoding" or "orientation"; not to be held."""
+        found, read = self._arrays([part], len(rows))
+        self._store.columns(rows, read)
+        return found[part]
 
-    def _parts(self, parts: Sequence[str], rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    def _arrays(self, parts: Iterable[str], count: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Returns an array for each part, and those among them to be read, by their datasets."""
         found, read = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
         for part in parts:
             dtype, shape = INDEX_DTYPES[part]
             if (dataset := self._columns.get(part)) is None:
                 value = np.array([*self._field.shape[:2], 1] if part == "shape" else 1, dtype)
-                found[part] = np.broadcast_to(value, (len(rows), *shape))
+                found[part] = np.broadcast_to(value, (count, *shape))
             else:
-                found[part] = read[dataset] = np.empty((len(rows), *shape), dtype)
-        if read:
-            self._store.columns(rows, read)
-        return found
+                found[part] = read[dataset] = np.empty((count, *shape), dtype)
+        return found, read
 
     def impossible(self, index: LocatedIndex) -> dict[int, str]:
         """Returns the impossible entries of an index as the files have it: number of the entry -> reason."""

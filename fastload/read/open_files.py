@@ -60,7 +60,7 @@ class OpenFiles:
 
     def take(self, numbers: Sequence[int]) -> list[OpenFile]:
         """Returns open files, which stay open until this thread releases them as often as they were taken."""
-        with self._locked():
+        with self._lock if self._pid == os.getpid() else self._after_fork():
             # Who has some open already gets others, too: `drain` waits until it has none.
             if not self.is_used_here:
                 while self._draining:
@@ -86,7 +86,7 @@ class OpenFiles:
 
     def release(self, numbers: Sequence[int]) -> None:
         """Lets files be closed that this thread has taken."""
-        with self._locked():
+        with self._lock if self._pid == os.getpid() else self._after_fork():
             thread = threading.get_ident()
             self._threads[thread] -= 1
             if self._threads[thread] <= 0:
@@ -102,7 +102,7 @@ class OpenFiles:
 
     def drain(self, then: Callable[[], None]) -> None:
         """Closes all files once no thread uses any, and calls `then`; who takes one meanwhile waits."""
-        with self._locked():
+        with self._lock if self._pid == os.getpid() else self._after_fork():
             while self._draining:
                 self._unused.wait()
             self._draining = True
@@ -117,7 +117,7 @@ class OpenFiles:
 
     def close(self) -> None:
         """Closes all files for good. Calling it again does nothing."""
-        with self._locked():
+        with self._lock if self._pid == os.getpid() else self._after_fork():
             self._close_all()
             self._is_closed = True
 
@@ -126,9 +126,8 @@ class OpenFiles:
             number, one = self.opened.popitem()
             self._owner.close_file(number, one)
 
-    def _locked(self) -> threading.RLock:
-        """Returns the lock; after a fork a new one, as no thread is there to release what it held."""
-        if self._pid != os.getpid():
-            self._reset()
-            self._owner.forked(self.opened)
+    def _after_fork(self) -> threading.RLock:
+        """Returns a new lock, as no thread is there to release what it held of the other."""
+        self._reset()
+        self._owner.forked(self.opened)
         return self._lock
