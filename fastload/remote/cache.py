@@ -29,7 +29,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from fastload.errors import CacheError, FormatError, OptionError
@@ -334,14 +334,12 @@ class CacheFolder:
         """Removes a dataset, unless some process uses it; returns whether it is gone. Within `locked`."""
         assert folder.parent == self.root and not folder.is_symlink(), "only what lies in the cache is removed"
         locks = self.locks_of(folder)  # None: another process was first, or somebody removed them
-        if locks is not None and not locks.try_exclusive(_IN_USE):
-            locks.close()
-            return False
-        if folder.is_dir():
-            _remove(self.root, folder, self.use)
-        if locks is not None:
-            locks.close()
-        return True
+        with closing(locks) if locks is not None else nullcontext():
+            if locks is not None and not locks.try_exclusive(_IN_USE):
+                return False
+            if folder.is_dir():
+                _remove(self.root, folder, self.use)
+            return True
 
     def remove_lost(self, folder: Path, locks: ByteLocks) -> None:
         """Removes a dataset of which some files are lost, unless its name leads to another one already.

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from fastload.errors import FastloadError, OptionError
+from fastload.errors import OptionError
 from fastload.format.header import PackedFile, open_hdf5, read_header
 from fastload.remote.cache import VERSION, CacheFolder, allocated_below, check_names
 from fastload.remote.cached import RECORD, CachedDataset, are_there, dataset_on_disk
 from fastload.remote.chunks import ChunkTable, Range, ShardLayout
-from fastload.remote.headers import as_index, header_ranges
+from fastload.remote.headers import UNREADABLE, as_index, header_ranges
 from fastload.remote.meta import Meta
 from fastload.remote.options import Remote, shown
 
@@ -224,7 +224,7 @@ def _header(folder: Path) -> PackedFile | None:
     """Returns the header of a dataset's index, or its only file's as an index's; None: it is damaged."""
     for names in Meta(folder / "meta.json").read().values():
         for name in names:
-            with suppress(FastloadError, OSError, RuntimeError, KeyError):
+            with suppress(*UNREADABLE):
                 found = read_header(folder / name)
                 if found.shards is not None:
                     check_names(name, [name, *found.shards.names])
@@ -250,7 +250,7 @@ class _Shard:
         layout, is_there = None, self._cached.presence(header).complete
         try:
             path = self._cached.copies.path(self._shard)
-            with suppress(FastloadError, OSError, RuntimeError, KeyError):
+            with suppress(*UNREADABLE):
                 if is_there and self._is_right(header, header_ranges(path)):
                     with open_hdf5(path) as hdf5:
                         layout = ShardLayout(hdf5, self._table, self._shard)

@@ -26,7 +26,7 @@ from fastload.system.files import read_bytes, write_at
 
 _WHOLE_BYTES = 16 * 2**20  # objects up to this size are fetched whole
 _LOOK_BYTES = 256 * 2**10  # fetched at a time while a header is looked for
-_UNREADABLE = (FastloadError, OSError, RuntimeError, KeyError, ValueError, TypeError)  # h5py's of damaged metadata
+UNREADABLE = (FastloadError, OSError, RuntimeError, KeyError, ValueError, TypeError)  # h5py's of damaged metadata
 
 
 def fetch_header(client: Client, key: str, size: int, etag: str | None, path: Path) -> PackedFile:
@@ -131,7 +131,7 @@ def header_problem(memory: int) -> Exception | None:
         if file.shards is None:
             with open_hdf5(path) as hdf5:
                 check_header(file, hdf5)
-    except _UNREADABLE as exc:
+    except UNREADABLE as exc:
         return exc.with_traceback(None)
     return None
 
@@ -216,7 +216,7 @@ def look_for_header(url: str, fd: int, there: Sequence[Range], fetch: Any) -> li
     Of an index, all of it.
     """
     size = os.fstat(fd).st_size
-    with suppress(*_UNREADABLE):  # faster, where all of it is there
+    with suppress(*UNREADABLE):  # faster, where all of it is there
         if (ranges := header_ranges(Path(f"/proc/self/fd/{fd}"))) and not without(ranges, there):
             return ranges
     looked, problem = _FetchingFile(fd, size, there, fetch), None
@@ -226,7 +226,7 @@ def look_for_header(url: str, fd: int, there: Sequence[Range], fetch: Any) -> li
                 for name in item.attrs:
                     item.attrs.get_id(name)
             ranges = _ranges_of(file, size)
-    except _UNREADABLE as exc:
+    except UNREADABLE as exc:
         problem = (
             exc
             if isinstance(exc, FastloadError)

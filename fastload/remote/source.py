@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from fastload.errors import DamagedRowError, FastloadError, FormatError, MissingFileError
+from fastload.errors import DamagedRowError, FormatError, MissingFileError
 from fastload.format.digests import header_digest
 from fastload.format.header import PackedFile, open_hdf5
 from fastload.remote.agreement import agreed
@@ -25,7 +26,14 @@ from fastload.remote.chunks import (
     joined_ranges,
     likely_header,
 )
-from fastload.remote.headers import HeaderAnswer, agreed_header, header_answer, header_problem, header_ranges
+from fastload.remote.headers import (
+    UNREADABLE,
+    HeaderAnswer,
+    agreed_header,
+    header_answer,
+    header_problem,
+    header_ranges,
+)
 from fastload.remote.objects import ShardObjects
 from fastload.remote.row_digests import wrong_encoded_rows, wrong_rows
 from fastload.system.files import read_bytes
@@ -64,7 +72,7 @@ class ChunkSource:
     def ranges(self, chunk: Chunk, cached: CachedDataset) -> list[Range]:
         """Returns where a chunk lies in its shard, whose header is in its copy; [] where that is damaged."""
         if not chunk.field:
-            with suppress(FastloadError, OSError, RuntimeError, KeyError):
+            with suppress(*UNREADABLE):
                 return header_ranges(cached.copies.path(chunk.shard))
             return []
         return self._layout(chunk.shard, cached).ranges(chunk)
@@ -91,7 +99,12 @@ class ChunkSource:
             return self._header(shard, lambda begin, end: self._objects.read(shard, begin, end, anew=anew))
 
         def problem(memory: int) -> Exception | None:
-            return header_problem(memory) if self._check else None
+            if not self._check:
+                return None
+            with suppress(*UNREADABLE), open_hdf5(Path(f"/proc/self/fd/{memory}")) as hdf5:
+                if header_digest(hdf5) == self._shards.digests[shard]:  # a third of the time that a whole look takes
+                    return None
+            return header_problem(memory)
 
         found, wrong = agreed_header(self._objects.url_of(shard), self._url, answer, problem)
         if wrong is not None:
