@@ -48,19 +48,17 @@ class ChunksInUse:
 
     def want(self, chunks: Iterable[int]) -> None:
         """Needs chunks, and holds them."""
-        for chunk in chunks:
-            self.wanted[chunk] += 1
-            self.held[chunk] += 1
+        self.wanted.update(chunks)
+        self.held.update(chunks)
 
     def let_go(self, chunks: Iterable[int], *, held: bool) -> None:
         """Ends what `want` began; without `held`, what was announced."""
-        for chunk in chunks:
-            if held:
-                _less(self.held, chunk)
-            if _less(self.wanted, chunk):
-                self.failed.pop(chunk, None)
-                if chunk in self.ready:
-                    self.unready([chunk])
+        if held:
+            _count_less(self.held, chunks)
+        for chunk in _count_less(self.wanted, chunks):
+            self.failed.pop(chunk, None)
+            if chunk in self.ready:
+                self.unready([chunk])
         self.less()
 
     def unready(self, chunks: Iterable[int]) -> None:
@@ -80,12 +78,11 @@ class ChunksInUse:
         """Within it a thread waits for chunks, which are tried again if they failed before."""
         for chunk in chunks:
             self.failed.pop(chunk, None)
-            self.awaited[chunk] += 1
+        self.awaited.update(chunks)
         try:
             yield
         finally:
-            for chunk in chunks:
-                _less(self.awaited, chunk)
+            _count_less(self.awaited, chunks)
 
     def end(self, chunk: int, error: BaseException | None) -> None:
         """Notes that a thread is done with a chunk, which it has locked unless there was an error."""
@@ -136,10 +133,14 @@ class ChunksInUse:
             self.changed.notify_all()
 
 
-def _less(counter: Counter[int], chunk: int) -> bool:
-    """Counts one less of a chunk; returns whether none is left."""
-    counter[chunk] -= 1
-    if counter[chunk]:
-        return False
-    del counter[chunk]
-    return True
+def _count_less(counter: Counter[int], chunks: Iterable[int]) -> list[int]:
+    """Counts one less of each chunk; returns those of which none is left."""
+    gone = []
+    for chunk in chunks:
+        left = counter[chunk] - 1
+        if left:
+            counter[chunk] = left
+        else:
+            del counter[chunk]
+            gone.append(chunk)
+    return gone

@@ -198,11 +198,11 @@ def test_of_first_answers_with_two_etags_only_one_is_used(served, monkeypatch):
         asked.append((first, options["etag"]))
         if len(asked) == 1:  # the object is replaced, and another thread is answered, before this answer is there
             data.server.set(etag="-other")
-            shards.fetch(1, 4096, 8192)
+            shards._objects.read(1, 4096, 8192)
         return answer
 
     monkeypatch.setattr(shards._client, "read_range", read_slowly)
-    assert len(shards.fetch(1, 0, 4096)) == 4096
+    assert len(shards._objects.read(1, 0, 4096)) == 4096
     assert [first for first, _ in asked] == [0, 4096, 0]
     assert [etag is None for _, etag in asked] == [True, True, False] and asked[2][1].endswith('-other"')
 
