@@ -29,7 +29,7 @@ from fastload.errors import RemoteError
 from fastload.remote.cache import CacheLostError
 from fastload.remote.cached import CachedDataset
 from fastload.remote.evictor import AbsentError, Allocator, Evictor
-from fastload.remote.in_use import ChunksInUse
+from fastload.remote.in_use import ChunksInUse, count
 from fastload.remote.source import ChunkSource
 from fastload.system.threads import run_as_batch
 
@@ -117,7 +117,8 @@ class FetchQueue:
 
     def put(self, chunks: Iterable[int]) -> None:
         """Has chunks fetched after those that were put before, as far ahead as there is room."""
-        self._announced.extend(one for one in chunks if not _is_known(self._in_use, one))
+        ready, fetching = self._in_use.ready, self._in_use.fetching
+        self._announced.extend([one for one in chunks if one not in ready and one not in fetching])
         self.advance()
 
     def again(self, chunk: int, waits: bool) -> None:
@@ -453,7 +454,7 @@ class ChunkFetcher:
         Where the cache is full, one that is held by this alone makes room for a chunk that a thread waits for.
         """
         with self.in_use.lock:
-            self.in_use.wanted.update(chunks)
+            count(self.in_use.wanted, chunks)
             self.queue.put(chunks)
 
     def hurry(self, chunks: Sequence[int]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -37,7 +36,7 @@ class ChunksInUse:
     def __init__(self, locks: ByteLocks | NoLocks) -> None:
         self.lock, self._locks = threading.RLock(), locks
         self.changed = threading.Condition(self.lock)
-        self.wanted, self.held, self.awaited = Counter[int](), Counter[int](), Counter[int]()
+        self.wanted, self.held, self.awaited = dict[int, int](), dict[int, int](), dict[int, int]()
         self.hurried, self.ready, self.fetching = set[int](), set[int](), set[int]()
         self.failed: dict[int, BaseException] = {}
         self._claimed_ready = set[int]()
@@ -48,8 +47,8 @@ class ChunksInUse:
 
     def want(self, chunks: Iterable[int]) -> None:
         """Needs chunks, and holds them."""
-        self.wanted.update(chunks)
-        self.held.update(chunks)
+        count(self.wanted, chunks)
+        count(self.held, chunks)
 
     def let_go(self, chunks: Iterable[int], *, held: bool) -> None:
         """Ends what `want` began; without `held`, what was announced."""
@@ -78,7 +77,7 @@ class ChunksInUse:
         """Within it a thread waits for chunks, which are tried again if they failed before."""
         for chunk in chunks:
             self.failed.pop(chunk, None)
-        self.awaited.update(chunks)
+        count(self.awaited, chunks)
         try:
             yield
         finally:
@@ -133,14 +132,20 @@ class ChunksInUse:
             self.changed.notify_all()
 
 
-def _count_less(counter: Counter[int], chunks: Iterable[int]) -> list[int]:
+def count(counts: dict[int, int], chunks: Iterable[int]) -> None:
+    """Counts one more of each chunk."""
+    for chunk in chunks:
+        counts[chunk] = counts.get(chunk, 0) + 1
+
+
+def _count_less(counts: dict[int, int], chunks: Iterable[int]) -> list[int]:
     """Counts one less of each chunk; returns those of which none is left."""
     gone = []
     for chunk in chunks:
-        left = counter[chunk] - 1
+        left = counts[chunk] - 1
         if left:
-            counter[chunk] = left
+            counts[chunk] = left
         else:
-            del counter[chunk]
+            del counts[chunk]
             gone.append(chunk)
     return gone
