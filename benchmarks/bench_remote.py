@@ -439,7 +439,7 @@ def read_for_ever(url: str, cache: str, limit: int, seed: int) -> None:
 def wrong_chunks(remote: RemoteShards, folder: Path) -> tuple[int, int]:
     """How many chunks whose records are complete differ from the file they are of, and how many records are."""
     wrong = there = 0
-    cached, names = remote.cache.cached, remote._shards.names
+    cached, names = remote.cache.cached, remote.table.shards.names
     for number in cached.records.kept().tolist():
         if not cached.presence(number).complete:
             continue

@@ -101,7 +101,7 @@ def allocated_below(folder: Path) -> int:
 
 
 class MemoryUse:
-    """What sparse copies in memory take. Threads share it."""
+    """The bytes that sparse copies in memory take. Threads share it."""
 
     def __init__(self) -> None:
         self.num_bytes, self._lock = 0, threading.RLock()
@@ -114,7 +114,7 @@ class MemoryUse:
 
 
 class DiskUse:
-    """What all files of a cache take on the disk, as `used` there says. Threads and processes share it.
+    """The bytes that all files of a cache take on the disk, as `used` there says. Threads and processes share it.
 
     Args:
         root: of the cache.

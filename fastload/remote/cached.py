@@ -121,12 +121,12 @@ class Records:
         self.array[chunk] = (0, 0, 0)
 
     def there(self, chunks: slice) -> NDArray[np.int64]:
-        """Returns those of the chunks that came whole, as `are_there`, int64 (n,)."""
+        """Returns which of these chunks came whole, as `are_there`, int64 (n,)."""
         found: NDArray[np.int64] = chunks.start + np.flatnonzero(are_there(self.array[chunks]))
         return found
 
     def kept(self, chunks: slice = slice(None)) -> NDArray[np.int64]:
-        """Returns those of the chunks that take space on the disk, int64 (n,)."""
+        """Returns which of these chunks take space on the disk, int64 (n,)."""
         found: NDArray[np.int64] = (chunks.start or 0) + np.flatnonzero(self.array[chunks]["boot"])
         return found
 
@@ -136,7 +136,7 @@ class Records:
 
 
 class DiskCopies:
-    """Sparse copies in a folder of the cache, beside the files of their records and locks.
+    """Sparse copies in a folder of the cache, where the files of their records and locks are, too.
 
     Args:
         folder: of the dataset, opened; closed with this.

@@ -28,7 +28,7 @@ _log = logging.getLogger("fastload")
 
 
 class DatasetCache:
-    """What of a dataset is cached, and who fetches it. Threads share it; a fork opens the cache anew.
+    """The chunks of a dataset that are cached, and who fetches them. Threads share it; a fork opens the cache anew.
 
     Args:
         url: of the dataset, without secrets.
@@ -153,17 +153,15 @@ class DatasetCache:
 
     def to_memory(self, limit: int) -> None:
         """Fetches into so many bytes of memory from now on."""
-        assert self._file.shards is not None, "an index"
         self.in_memory = True
         self._objects.note_in(None)
-        sizes, spare = self._file.shards.num_bytes, self._room.chunk_bytes
+        sizes, spare = self._table.shards.num_bytes, self._room.chunk_bytes
         self._use(dataset_in_memory(limit, spare, sizes, self._table), limit // spare)
 
     def _open(self) -> None:
         """Opens the cache on the disk, and what it has of the dataset."""
         self.in_memory = False
-        shards, remote, folder = self._file.shards, self._remote, self._file.path.parent
-        assert shards is not None, "an index"
+        shards, remote, folder = self._table.shards, self._remote, self._file.path.parent
         cache = CacheFolder(remote.cache_folder(), remote.limit(), others=remote.shared)
         self._folders.append(cache)
         cached = dataset_on_disk(cache, folder, shards.names, shards.num_bytes, self._table)

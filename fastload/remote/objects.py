@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from fastload.errors import RemoteError, ReplacedError
-from fastload.format.header import PackedFile
+from fastload.format.shards import Shards
 from fastload.remote.backend import ObjectInfo
 from fastload.remote.client import Client, ShortObjectError
 from fastload.remote.meta import Meta
@@ -22,7 +22,7 @@ class ShardObjects:
 
     Args:
         url: of the file or index, without secrets.
-        file: its header, as an index's.
+        index_name, shards: of the index.
         client: makes the requests.
         folder_key: of the objects' folder in the bucket.
         has_other_header: whether a shard is in the cache, whose header the object with an ETag has not any more.
@@ -31,13 +31,13 @@ class ShardObjects:
     def __init__(
         self,
         url: str,
-        file: PackedFile,
+        index_name: str,
+        shards: Shards,
         client: Client,
         folder_key: str,
         has_other_header: Callable[[int, Callable[[int, int], Any]], bool],
     ) -> None:
-        assert file.shards is not None, "an index"
-        self._url, self._index_name, self._shards = url, file.path.name, file.shards
+        self._url, self._index_name, self._shards = url, index_name, shards
         self._client, self._folder_key, self._has_other_header = client, folder_key, has_other_header
         self._etags: dict[str, str | None] = {}
         self._of_earlier_runs = set[str]()  # names of shards whose ETag is

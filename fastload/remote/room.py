@@ -30,8 +30,7 @@ class ChunkRoom:
     bound: Bound
 
     def __init__(self, file: PackedFile, table: ChunkTable) -> None:
-        assert file.shards is not None, "an index"
-        self._file, self._table, self._shards = file, table, file.shards
+        self._file, self._table, self._shards = file, table, table.shards
         self._bytes, pixels = list[int](), np.zeros_like(self._shards.num_bytes)  # of the largest chunk of each field
         for name in table.fields:
             field = file.fields[name]

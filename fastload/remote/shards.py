@@ -59,13 +59,10 @@ class RemoteShards:
         folder_key: str,
         make: Callable[[], tuple[ByteLocks, PackedFile]],
     ) -> None:
-        assert file.shards is not None, "an index"
-        self.url, self.remote = shown(url), remote
-        self._client, self._shards = client, file.shards
-        self.table = ChunkTable(file)
+        self.url, self.remote, self._client, self.table = shown(url), remote, client, ChunkTable(file)
         self.room = ChunkRoom(file, self.table)
         self._objects = ShardObjects(
-            self.url, file, client, folder_key,
+            self.url, file.path.name, self.table.shards, client, folder_key,
             lambda shard, read: self.source.has_other_header(shard, read, self.cache.cached),
         )  # fmt: skip
         self.source = ChunkSource(self.url, file, self.table, self._objects, check=remote.check)
@@ -121,7 +118,7 @@ class RemoteShards:
             url=self.url,
             in_flight=self.remote.in_flight,
             allowed=self._client.allowed,
-            dataset_bytes=int(self._shards.num_bytes.sum()),
+            dataset_bytes=int(self.table.shards.num_bytes.sum()),
             room_bytes=self.room.bound.room,
         )
 

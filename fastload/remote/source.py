@@ -56,8 +56,7 @@ class ChunkSource:
     """
 
     def __init__(self, url: str, file: PackedFile, table: ChunkTable, objects: ShardObjects, *, check: bool) -> None:
-        assert file.shards is not None, "an index"
-        self._url, self._file, self._shards, self._table = url, file, file.shards, table
+        self._url, self._file, self._shards, self._table = url, file, table.shards, table
         self._objects, self._check = objects, check
         self.lets_damage_pass = False
         self.layouts: dict[int, ShardLayout] = {}
