@@ -92,7 +92,12 @@ class FetchQueue:
         take_if_there: makes a chunk ready that is in the cache; returns whether it did.
         most_threads: that are started.
         most_held: chunks that are held because they were announced; more of them wait.
+
+    Attributes:
+        owner: kept as long as there are threads, which it ends when the interpreter does.
     """
+
+    owner: object = None
 
     def __init__(
         self,
@@ -389,6 +394,7 @@ class ChunkFetcher:
         obtain, take = self.obtainer.obtain, self.obtainer.take_if_there
         most_threads = threads + max(2, threads // _EXTRA_THREADS)
         self.queue = FetchQueue(self.in_use, obtain, take, most_threads=most_threads, most_held=most_held)
+        self.queue.owner = self
         self.in_use.again, self.in_use.less = self.queue.again, self.queue.advance
         header_there = functools.partial(self.obtainer.header, fetch=False)
         self.evictor = Evictor(cached, source, self.in_use, header_there)
