@@ -237,16 +237,16 @@ class Bench:
         size = self.small.stat().st_size
         for part in (0.25, 0.5, 0.75):
             with self.opened(self.small) as dataset:
-                chunk_bytes = remote_of(dataset).largest
+                chunk_bytes = remote_of(dataset).room.largest
                 chunks = remote_of(dataset).table.num_chunks - len(dataset.file.files)
             limit = int(part * chunks * (chunk_bytes + 8192)) + size + 2**20
             fetched = []
             with self.opened(self.small, limit, in_flight=4) as dataset, loader_of(dataset, 16, window=4) as loader:
                 for _ in range(2 + self.options.epochs):
-                    before = remote_of(dataset).fetcher.counts.chunks
+                    before = remote_of(dataset).current().counts.chunks
                     sum(1 for _ in loader)
-                    fetched.append((remote_of(dataset).fetcher.counts.chunks - before) / chunks)
-                held = remote_of(dataset).fitting / chunks
+                    fetched.append((remote_of(dataset).current().counts.chunks - before) / chunks)
+                held = remote_of(dataset).room.fitting / chunks
             later = fetched[2:]
             self.journal.note(f"cache-{part}", target="<= 0.02", file=self.about(self.small), max_bytes=limit,
                               cache_part=held, fetched=later, above=float(np.mean(later)) - (1 - held))  # fmt: skip
@@ -344,13 +344,13 @@ class Bench:
         for latency_s, bytes_per_s, connections, path in list(grid)[: 2 if self.options.quick else None]:
             self.server.set(latency_s=latency_s, bytes_per_s=bytes_per_s)
             with self.opened(path, in_flight=connections) as dataset, loader_of(dataset, 256) as loader:
-                chunk_bytes, before = remote_of(dataset).largest, remote_of(dataset).fetcher.counts.bytes
+                chunk_bytes, before = remote_of(dataset).room.largest, remote_of(dataset).current().counts.bytes
                 begin, count = time.perf_counter(), 0
                 for batch in loader:
                     count += batch[0].numel()
                     if count > 4e8:
                         break
-                rate = (remote_of(dataset).fetcher.counts.bytes - before) / (time.perf_counter() - begin)
+                rate = (remote_of(dataset).current().counts.bytes - before) / (time.perf_counter() - begin)
             allowed = connections * chunk_bytes / (latency_s + chunk_bytes / bytes_per_s)
             self.journal.note("sizes", latency_s=latency_s, bytes_per_s_a_connection=bytes_per_s,
                               connections=connections, chunk_bytes=chunk_bytes, bytes_per_s=rate,
@@ -437,14 +437,14 @@ def read_for_ever(url: str, cache: str, limit: int, seed: int) -> None:
 def wrong_chunks(remote: RemoteShards, folder: Path) -> tuple[int, int]:
     """How many chunks whose records are complete differ from the file they are of, and how many records are."""
     wrong = there = 0
-    cached, names = remote._cached, remote._shards.names
-    for number in cached.kept().tolist():
+    cached, names = remote.cache.cached, remote.table.shards.names
+    for number in cached.records.kept().tolist():
         if not cached.presence(number).complete:
             continue
         there += 1
         chunk = remote.table.chunk(number)
-        with open(cached.path(chunk.shard), "rb") as ours, open(folder / names[chunk.shard], "rb") as served:
-            for begin, end in remote.ranges(chunk, cached):
+        with open(cached.copies.path(chunk.shard), "rb") as ours, open(folder / names[chunk.shard], "rb") as served:
+            for begin, end in remote.source.ranges(chunk, cached):
                 ours.seek(begin)
                 served.seek(begin)
                 wrong += ours.read(end - begin) != served.read(end - begin)

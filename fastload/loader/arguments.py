@@ -213,7 +213,7 @@ def check_cache(options: Resolved) -> None:
         number, what = rows, f"reading batches of {plan.batch_size} rows anywhere"
     what += f" by {ranks} ranks of this machine" if ranks > 1 else ""
     remote = cast(RemoteShards, file.remote)
-    remote.ranks, remote.lets_damage_pass = ranks, options.skip_damaged
+    remote.room.ranks, remote.source.lets_damage_pass = ranks, options.skip_damaged
     smaller = plan.shuffle is not False and (window is None or window.chunks > 4)
     less = "shuffle in smaller windows (shuffle=ChunkWindow(4))" if smaller else "use fewer workers"
     remote.check_room(number, what, f", or {less}")

@@ -50,8 +50,8 @@ def fetched_ahead(
     """
     dataset, window = data.dataset, options.window.chunks if options.window is not None else 1
     remote = cast(RemoteShards, dataset.file.remote)
-    most_held = min(4 * remote.remote.in_flight + 2 * window, max(2 * window + 1, remote.fitting // 2))
-    depth = -(-most_held * remote.largest // max(1, item_bytes))
+    most_held = min(4 * remote.remote.in_flight + 2 * window, max(2 * window + 1, remote.room.fitting // 2))
+    depth = -(-most_held * remote.room.largest // max(1, item_bytes))
     ahead = FetchAhead(
         cast(RemoteStore, dataset.open_reader("pread", cache_chunks=1, windows=False).store),
         options.plan,

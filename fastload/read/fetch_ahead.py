@@ -94,11 +94,11 @@ class FetchAhead:
         fetcher = self._remote.current()
         try:
             with self._lock:
-                if not self._remote.in_memory:
+                if not self._remote.cache.in_memory:
                     self._announce_again(fetcher)
                 held = [chunks for by, chunks, *place in self._held if by is fetcher and tuple(place) in places]
             fetcher.hurry(list(dict.fromkeys(chain.from_iterable(held))))
-            if self._remote.in_memory:
+            if self._remote.cache.in_memory:
                 raise DiskFullError
             if len(held) < len(places) and (error := self._error) is not None:
                 raise error

@@ -34,7 +34,7 @@ class HeldRows:
         self._pixels = RemoteStore(index, [*pixels, *columns], "pread")
         self._others = RemoteStore(index, [name for name in names if name not in PIXEL_FIELDS], "pread")
         self._announced: dict[int, list[int]] = {}  # by the first row of a span
-        self._depth = max(1, min(self._remote.remote.in_flight, self._remote.fitting // 2))
+        self._depth = max(1, min(self._remote.remote.in_flight, self._remote.room.fitting // 2))
         self._open = ExitStack()
 
     def __enter__(self) -> Self:

@@ -4,8 +4,8 @@ Input: URLs, ranges of bytes, the chunks that rows lie in. Output: those bytes, 
 sparse copies of shards, filled chunk by chunk, that are read as any packed file is; objects written.
 
 Read first: `options` (`Remote`), then for requests `client` (with `throttle`, and `cloud` and `filesystems` for kinds
-of servers), and for packed files `open_url`, `shards`, `chunks` (which bytes), `cache` (where they are kept), `fetch`
-(when, and which go).
+of servers), and for packed files `open_url`, `shards`, `chunks` (which bytes), `cached` (where they are kept), `fetch`
+(when) and `evictor` (which go).
 
 Imports `errors`, `system`, `timing` and `format`; no torch.
 """

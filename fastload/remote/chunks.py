@@ -51,6 +51,7 @@ class ChunkTable:
     """The numbers of all chunks of an index.
 
     Attributes:
+        shards: of the index.
         fields: names of the large fields.
         num_chunks: of all shards, headers included.
         headers: int64 (S,), the number of each shard's header.
@@ -59,7 +60,7 @@ class ChunkTable:
 
     def __init__(self, file: PackedFile) -> None:
         shards = file.shards
-        self._shards = shards
+        self.shards = shards
         self.fields = tuple(name for name, field in file.fields.items() if is_large(name, field.row_bytes))
         images = file.fields.get("images")
         by_images = (
@@ -115,7 +116,7 @@ class ChunkTable:
 
     def rows_of(self, chunk: Chunk) -> range:
         """Returns the rows of its shard that a chunk of a field that is not ragged holds."""
-        size, count = int(self.rows[chunk.field][chunk.shard]), int(self._shards.num_rows[chunk.shard])
+        size, count = int(self.rows[chunk.field][chunk.shard]), int(self.shards.num_rows[chunk.shard])
         return range(chunk.number * size, min((chunk.number + 1) * size, count))
 
     def around(self, number: int, ranges_of: Callable[[Chunk], list[Range]]) -> list[tuple[int, Range]]:

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from fastload.errors import FastloadError, OptionError
+from fastload.errors import OptionError
 from fastload.format.header import PackedFile, open_hdf5, read_header
 from fastload.format.joined import as_index
-from fastload.remote.cache import RECORD, VERSION, CachedDataset, CacheFolder, allocated_below, are_there, check_names
+from fastload.remote.cache import VERSION, CacheFolder, allocated_below, check_names
+from fastload.remote.cached import RECORD, CachedDataset, are_there, dataset_on_disk
 from fastload.remote.chunks import ChunkTable, Range, ShardLayout
-from fastload.remote.headers import header_ranges
+from fastload.remote.headers import UNREADABLE, header_ranges
 from fastload.remote.meta import Meta
 from fastload.remote.options import Remote, shown
-from fastload.system.files import read_bytes
 
 Progress = Callable[[int, int], None]
 """Called with (chunks done, chunks in all)."""
@@ -106,7 +106,7 @@ def list_cache(remote: Remote | None = None) -> CacheContents:
         if cache is None:
             return CacheContents(remote.cache_folder(), (), 0, 0)
         found = tuple(content for _, content in _contents(cache))
-        return CacheContents(remote.cache_folder(), found, cache.used, cache.limit)
+        return CacheContents(remote.cache_folder(), found, cache.use.num_bytes, cache.bound.limit)
 
 
 def verify_cache(
@@ -152,8 +152,8 @@ def clear_cache(url: str | None = None, remote: Remote | None = None) -> Cleared
                 (removed if cache.remove(folder) else left).append(content)
         cache.sweep()
         with cache.locked():
-            cache.count()
-        return Cleared(tuple(removed), tuple(left), cache.used)
+            cache.use.count()
+        return Cleared(tuple(removed), tuple(left), cache.use.num_bytes)
 
 
 @contextmanager
@@ -210,9 +210,7 @@ def _verified(cache: CacheFolder, folder: Path, content: CachedContent, advance:
         return CacheCheck(content.name, 0, 0, 0, 0, unreadable=bool(content.chunks) or content.num_chunks == 0)
     table = ChunkTable(index)
     try:
-        cached = CachedDataset(
-            cache, folder, index.shards.names, index.shards.num_bytes, table.headers, table.num_chunks
-        )
+        cached = dataset_on_disk(cache, folder, index.shards.names, index.shards.num_bytes, table)
     except FileNotFoundError:  # it is being removed
         return CacheCheck(content.name, 0, 0, 0, 0)
     with closing(cached):
@@ -227,7 +225,7 @@ def _header(folder: Path) -> PackedFile | None:
     """Returns the header of a dataset's index, or its only file's as an index's; None: it is damaged."""
     for names in Meta(folder / "meta.json").read().values():
         for name in names:
-            with suppress(FastloadError, OSError, RuntimeError, KeyError):
+            with suppress(*UNREADABLE):
                 found = read_header(folder / name)
                 if found.is_index:
                     check_names(name, [name, *found.shards.names])
@@ -245,15 +243,15 @@ class _Shard:
 
     def run(self) -> None:
         header, data = int(self._table.headers[self._shard]), self._table.data_of(self._shard)
-        if not are_there(self._cached.records[header : header + 1])[0]:
+        if not len(self._cached.records.there(slice(header, header + 1))):
             return  # without it none of its chunks is there
         if not self._cached.locks.try_shared(header):
             self.skipped += 1
             return
         layout, is_there = None, self._cached.presence(header).complete
         try:
-            path = self._cached.path(self._shard)
-            with suppress(FastloadError, OSError, RuntimeError, KeyError):
+            path = self._cached.copies.path(self._shard)
+            with suppress(*UNREADABLE):
                 if is_there and self._is_right(header, header_ranges(path)):
                     with open_hdf5(path) as hdf5:
                         layout = ShardLayout(hdf5, self._table, self._shard)
@@ -264,7 +262,7 @@ class _Shard:
                 self.wrong += 1
                 self.removed += self._cached.evict_shard(self._shard, header, data)
             return
-        for chunk in (data.start + np.flatnonzero(are_there(self._cached.records[data]))).tolist():
+        for chunk in self._cached.records.there(data).tolist():
             ranges = layout.ranges(self._table.chunk(chunk))
             if not self._cached.locks.try_shared(chunk):
                 self.skipped += 1
@@ -282,5 +280,4 @@ class _Shard:
             return None
         self._advance()
         self.checked += 1
-        with self._cached.opened(self._shard) as fd:
-            return self._cached.digest_matches(chunk, [read_bytes(fd, end - begin, begin) for begin, end in ranges])
+        return self._cached.records.fits(chunk, self._cached.read(self._shard, ranges))

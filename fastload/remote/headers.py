@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import xxhash
@@ -15,13 +15,14 @@ import xxhash
 from fastload.errors import FastloadError, FormatError
 from fastload.format.header import PackedFile, check_header, open_hdf5, read_header
 from fastload.remote.agreement import agreed
+from fastload.remote.cached import sparse_memory
 from fastload.remote.chunks import TAIL_BYTES, Range, extent_of, is_large, joined_ranges, without
 from fastload.remote.client import Client
-from fastload.remote.memory import sparse_memory
 from fastload.system.files import read_bytes, write_at
 
 _WHOLE_BYTES = 16 * 2**20  # objects up to this size are fetched whole
 _LOOK_BYTES = 256 * 2**10  # fetched at a time while a header is looked for
+UNREADABLE = (FastloadError, OSError, RuntimeError, KeyError, ValueError, TypeError)  # h5py's of damaged metadata
 
 
 def fetch_header(client: Client, key: str, size: int, etag: str | None, path: Path) -> PackedFile:
@@ -38,6 +39,67 @@ def fetch_header(client: Client, key: str, size: int, etag: str | None, path: Pa
     return read_header(path)
 
 
+class HeaderAnswer(NamedTuple):
+    """All but the large fields of an object as they came once: in a file in memory, to be closed, and their ranges.
+
+    `problem`: with what came, which has that XXH3-64.
+    """
+
+    memory: int
+    ranges: list[Range]
+    problem: Exception | None
+    digest: int
+
+
+def header_answer(url: str, size: int, there: Sequence[Range], read: Callable[[int, int], Any]) -> HeaderAnswer:
+    """Returns the header of an object of so many bytes, looked for from what lies in some ranges of it on."""
+    digest, memory = xxhash.xxh3_64(), sparse_memory(size)
+
+    def fetch(begin: int, end: int) -> Any:
+        data = read(begin, end)
+        digest.update(data)
+        return data
+
+    try:
+        for begin, end in there if size else ():
+            write_at(memory, fetch(begin, end), begin)
+        return HeaderAnswer(memory, look_for_header(url, memory, there, fetch), None, digest.intdigest())
+    except FormatError as exc:
+        return HeaderAnswer(memory, [], exc.with_traceback(None), digest.intdigest())
+    except BaseException:
+        os.close(memory)
+        raise
+
+
+def agreed_header(
+    url: str,
+    whose: str,
+    answer: Callable[[bool], HeaderAnswer],
+    problem: Callable[[int], Exception | None],
+) -> tuple[HeaderAnswer, Exception | None]:
+    """Returns a header that is undamaged, or came twice the same, and the problem with it then, as `agreed`.
+
+    `problem`: returns the problem with a file in memory. FormatError: it is none, or the metadata cannot be read.
+    """
+    opened, kept = list[int](), -1
+
+    def fetch(anew: bool) -> HeaderAnswer:
+        found = answer(anew)
+        opened.append(found.memory)
+        return found
+
+    try:
+        found, wrong = agreed(url, whose, fetch, lambda one: one.problem or problem(one.memory), lambda one: one.digest)
+        if found.problem is not None:
+            raise found.problem
+        kept = found.memory
+        return found, wrong
+    finally:
+        for fd in opened:
+            if fd != kept:
+                os.close(fd)
+
+
 def fetch_into_memory(client: Client, key: str, size: int, etag: str | None) -> tuple[int, list[Range]]:
     """Returns a file in memory with all but the large fields of an object, to be closed, and the ranges of these.
 
@@ -45,39 +107,16 @@ def fetch_into_memory(client: Client, key: str, size: int, etag: str | None) -> 
     header does not fit its digest, all of it is asked for again.
     """
     url = client.url_of(key)
-    opened = list[int]()
+    there = [(0, size)] if size <= _WHOLE_BYTES else [(0, 4096), (size - TAIL_BYTES, size)]
 
-    def fetch(anew: bool) -> tuple[int, list[Range], Exception | None, int]:
-        digest, memory = xxhash.xxh3_64(), sparse_memory(size)
-        opened.append(memory)
-
+    def answer(anew: bool) -> HeaderAnswer:
         def read(begin: int, end: int) -> Any:
-            data, _ = client.read_range(key, begin, end, etag=etag, anew=anew)
-            digest.update(data)
-            return data
+            return client.read_range(key, begin, end, etag=etag, anew=anew)[0]
 
-        there = [(0, size)] if size <= _WHOLE_BYTES else [(0, 4096), (size - TAIL_BYTES, size)]
-        for begin, end in there if size else ():
-            write_at(memory, read(begin, end), begin)
-        try:
-            return memory, look_for_header(url, memory, there, read), None, digest.intdigest()
-        except FormatError as exc:
-            return memory, [], exc.with_traceback(None), digest.intdigest()
+        return header_answer(url, size, there, read)
 
-    try:
-        (memory, ranges, problem, _), _ = agreed(
-            url, url, fetch, lambda found: found[2] or header_problem(found[0]), lambda found: found[3]
-        )
-        if problem is not None:
-            raise problem
-    except BaseException:
-        for fd in opened:
-            os.close(fd)
-        raise
-    for fd in opened:
-        if fd != memory:
-            os.close(fd)
-    return memory, ranges
+    found, _ = agreed_header(url, url, answer, header_problem)
+    return found.memory, found.ranges
 
 
 def header_problem(memory: int) -> Exception | None:
@@ -88,7 +127,7 @@ def header_problem(memory: int) -> Exception | None:
         if not file.is_index:
             with open_hdf5(path) as hdf5:
                 check_header(file, hdf5)
-    except (FastloadError, OSError, RuntimeError, KeyError, ValueError, TypeError) as exc:
+    except UNREADABLE as exc:
         return exc.with_traceback(None)
     return None
 
@@ -113,7 +152,12 @@ def sparse_file(path: Path, size: int) -> Iterator[int]:
 def header_ranges(path: Path) -> list[Range]:
     """Returns the ranges of a file that hold all but its large fields, from the metadata that is there."""
     with open_hdf5(path) as file:
-        return _around_large(file, path.stat().st_size)
+        return _ranges_of(file, path.stat().st_size)
+
+
+def _ranges_of(file: h5py.File, size: int) -> list[Range]:
+    """Returns the ranges of a packed file that hold all but its large fields; of an index all of it."""
+    return [(0, size)] if "fastload_index" in file.attrs else _around_large(file, size)
 
 
 def _around_large(file: h5py.File, size: int) -> list[Range]:
@@ -168,14 +212,17 @@ def look_for_header(url: str, fd: int, there: Sequence[Range], fetch: Any) -> li
     Of an index, all of it.
     """
     size = os.fstat(fd).st_size
+    with suppress(*UNREADABLE):  # faster, where all of it is there
+        if (ranges := header_ranges(Path(f"/proc/self/fd/{fd}"))) and not without(ranges, there):
+            return ranges
     looked, problem = _FetchingFile(fd, size, there, fetch), None
     try:
         with h5py.File(looked, "r") as file:
             for item in (file, *(file[name] for name in file)):
                 for name in item.attrs:
                     item.attrs.get_id(name)
-            ranges = [(0, size)] if "fastload_index" in file.attrs else _around_large(file, size)
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as exc:
+            ranges = _ranges_of(file, size)
+    except UNREADABLE as exc:
         problem = (
             exc
             if isinstance(exc, FastloadError)

@@ -21,15 +21,15 @@ from fastload.errors import CacheError, FormatError, MissingFileError, OptionErr
 from fastload.format.header import PackedFile, read_header
 from fastload.format.joined import as_index, join_files, require_written
 from fastload.remote.byte_locks import ByteLocks
-from fastload.remote.cache import CacheFolder, CacheLostError, check_names, forget_all
+from fastload.remote.cache import CacheFolder, CacheLostError, check_names
+from fastload.remote.cached import forget_all, sparse_memory
 from fastload.remote.chunks import Range
 from fastload.remote.client import Client, open_client
+from fastload.remote.evictor import evict_elsewhere
 from fastload.remote.headers import copy_ranges, fetch_header, fetch_into_memory, sparse_file
-from fastload.remote.memory import sparse_memory
 from fastload.remote.meta import Meta
 from fastload.remote.options import Remote, is_url, shown
 from fastload.remote.own_files import Folder
-from fastload.remote.room import evict_elsewhere
 from fastload.remote.shards import RemoteShards
 from fastload.system.files import write_at
 from fastload.system.text import first_few
@@ -158,7 +158,6 @@ def _opened(
             found = as_index(found)
         file = replace(found, identity=found.identity._replace(mtime_ns=-1), listed=listed)
         shards = RemoteShards(url, remote, file, client, folder_key, make)
-    shards.note_header()
     object.__setattr__(file, "remote", shards)
     return file
 
@@ -246,7 +245,9 @@ def _fetch_index(cache: CacheFolder, fetch: Fetch, name: str, url: str, size: in
                     os.rename(new, folder)
                 except OSError:  # another process was first, it lies at another URL, too, or its copy is damaged
                     new_in_use.close()
-                    if not cache.is_usable(folder):
+                    if (others := cache.locks_of(folder)) is not None:
+                        others.close()
+                    if others is None:
                         cache.remove(folder)
                         os.rename(new, folder)
                     else:
@@ -256,7 +257,7 @@ def _fetch_index(cache: CacheFolder, fetch: Fetch, name: str, url: str, size: in
                                 with closing(Folder(folder, shared=cache.others)) as opened:
                                     forget_all(opened)
                             os.replace(path, folder / name)
-                cache.count()
+                cache.use.count()
             if (used := _use(cache, folder / name)) is None:
                 _repair(cache, url, memory, folder / name, ranges)
                 used = _use(cache, folder / name)
@@ -278,7 +279,7 @@ def _folder_name(header: PackedFile, name: str, etag: str | None) -> str:
 
 def _fill(cache: CacheFolder, url: str, memory: int, fd: int, ranges: Sequence[Range]) -> None:
     """Copies ranges of a file in memory to a file in the cache, for which there has to be room."""
-    while not cache.allocate(fd, ranges):
+    while not cache.bound.allocate(fd, ranges):
         if not evict_elsewhere(cache):
             raise CacheError(
                 f"{cache.root.parent}: {cache.bound} is reached by what is in use, and there is no room for the header "

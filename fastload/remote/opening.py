@@ -37,7 +37,7 @@ def open_packed(name: FileName, remote: Remote | None = None) -> Iterator[Packed
     try:
         file = open_remote(url, remote)
         with closing(cast(Any, file.remote)) as shards:
-            shards.lets_damage_pass = True  # commands compare each row
+            shards.source.lets_damage_pass = True  # commands compare each row
             yield file
     except DiskFullError as exc:
         raise CacheError(

@@ -18,6 +18,7 @@ from small_files import labels_in_turn, random_pixels, write_foreign, write_rand
 
 from fastload.format.ragged import Column
 from fastload.pack.index import index_files
+from fastload.remote.fetch import ChunkFetcher
 from fastload.repack import repack_file
 from sample_files import write_ragged
 
@@ -25,6 +26,16 @@ KINDS = ("linear", "masks", "jpeg", "zstd", "foreign", "shards", "shards of jpeg
 ROWS = 480
 SIZE = (16, 16, 3)
 CHUNK_ROWS = 4
+
+
+@contextmanager
+def holding(fetcher: ChunkFetcher, chunks: Sequence[int]) -> Iterator[None]:
+    """Within it these chunks are there."""
+    fetcher.hold(chunks)
+    try:
+        yield
+    finally:
+        fetcher.release(chunks)
 
 
 def write_kind(kind: str, folder: Path) -> Path:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import h5py
 import numpy as np
@@ -19,7 +21,7 @@ from child_processes import child_environment, in_a_fork
 from hypothesis import given
 from hypothesis import strategies as st
 from ragged_cases import jpeg_row
-from remote_files import bytes_on_disk, write_kind
+from remote_files import bytes_on_disk, holding, write_kind
 from small_files import write_random
 
 import fastload.remote.cache
@@ -28,14 +30,16 @@ from fastload.errors import CacheError
 from fastload.format.header import PackedFile, read_header
 from fastload.pack.index import index_files
 from fastload.remote.byte_locks import ByteLocks
-from fastload.remote.cache import CachedDataset, CacheFolder, DiskFullError, boot_number, digest_of
+from fastload.remote.cache import CacheFolder, DiskFullError
+from fastload.remote.cached import CachedDataset, boot_number, dataset_on_disk
 from fastload.remote.chunks import Chunk, ChunkTable, Range
 from fastload.remote.contents import verify_cache
 from fastload.remote.fetch import ChunkFetcher
 from fastload.remote.headers import header_ranges
 from fastload.remote.meta import Meta
+from fastload.remote.objects import ShardObjects
 from fastload.remote.options import Remote
-from fastload.remote.shards import RemoteShards
+from fastload.remote.source import ChunkSource
 from fastload.repack import repack_file
 from sample_files import write_ragged
 
@@ -52,6 +56,13 @@ def dataset_folder(cache: CacheFolder, name: str = "digest") -> Path:
     return folder
 
 
+def one_shard(cache: CacheFolder, folder: Path, num_bytes: int, num_chunks: int) -> CachedDataset:
+    """A dataset in the cache of one shard, x.h5."""
+    data = slice(1, num_chunks)
+    table: Any = SimpleNamespace(headers=np.array([0]), num_chunks=num_chunks, data_of=lambda shard: data)
+    return dataset_on_disk(cache, folder, ["x.h5"], np.array([num_bytes]), table)
+
+
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[CacheFolder]:
     made = CacheFolder(tmp_path / "cache", 2 * 2**20)
@@ -65,20 +76,20 @@ def test_what_is_allocated_never_passes_the_bound_and_is_counted_exactly(tmp_pat
     fd = os.open(cache.root / "file", os.O_RDWR | os.O_CREAT)
     os.ftruncate(fd, 100_000)
     with cache.locked():
-        cache.count()
+        cache.use.count()
     refused = 0
     for begin, length, add in steps:
         if add:
             before = os.fstat(fd).st_blocks
-            if not cache.allocate(fd, [(begin, begin + length)]):
+            if not cache.bound.allocate(fd, [(begin, begin + length)]):
                 refused += 1
                 assert os.fstat(fd).st_blocks == before
         else:
             with cache.locked():
-                cache.free(fd, [(begin, begin + length)])
-        assert cache.used == bytes_on_disk(cache.root) <= 70_000
+                cache.bound.free(fd, [(begin, begin + length)])
+        assert cache.use.num_bytes == bytes_on_disk(cache.root) <= 70_000
     if not refused and steps and all(add for _, _, add in steps):
-        assert cache.used > BLOCK
+        assert cache.use.num_bytes > BLOCK
     os.close(fd)
     cache.close()
 
@@ -90,17 +101,17 @@ def test_two_openings_of_a_folder_and_another_process_keep_one_bound(tmp_path):
         fd = os.open(cache.root / name, os.O_RDWR | os.O_CREAT)
         os.ftruncate(fd, 2**20)
         try:
-            return cache.allocate(fd, [(0, 3 * BLOCK)])
+            return cache.bound.allocate(fd, [(0, 3 * BLOCK)])
         finally:
             os.close(fd)
 
-    assert take(first, "a") and first.used == second.used == 4 * BLOCK
+    assert take(first, "a") and first.use.num_bytes == second.use.num_bytes == 4 * BLOCK
     assert not take(second, "b") or not take(first, "c")
-    assert first.used == second.used == bytes_on_disk(first.root) <= 40_000
+    assert first.use.num_bytes == second.use.num_bytes == bytes_on_disk(first.root) <= 40_000
 
     def in_another() -> None:
         other = CacheFolder(tmp_path, 40_000)
-        assert other.used == first.used and not take(other, "d")
+        assert other.use.num_bytes == first.use.num_bytes and not take(other, "d")
 
     in_a_fork(in_another)
 
@@ -114,7 +125,7 @@ def test_the_folder_is_its_users_alone_and_other_files_there_are_left(tmp_path):
         os.umask(before)
     assert stat.S_IMODE(cache.root.stat().st_mode) == 0o700
     assert stat.S_IMODE((cache.root / "used").stat().st_mode) == 0o600
-    assert cache.limit > 0
+    assert cache.bound.limit > 0
     CacheFolder(tmp_path, 10**6).sweep()
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -133,16 +144,16 @@ def test_what_killed_processes_left_is_swept_and_what_living_ones_make_is_not(ca
 
 def test_a_dataset_in_use_is_not_removed_and_one_that_is_not_gives_its_blocks_back(cache):
     folder = dataset_folder(cache)
-    cached = CachedDataset(cache, folder, ["x.h5"], np.array([100_000]), np.array([0]), 5)
-    with cached.opened(0) as fd:
-        assert cache.allocate(fd, [(0, 50_000)])
+    cached = one_shard(cache, folder, 100_000, 5)
+    with cached.copies.opened(0) as fd:
+        assert cache.bound.allocate(fd, [(0, 50_000)])
     with cache.locked():
         assert not cache.remove(folder)
     assert (folder / "x.h5").exists()
     cached.close()
     with cache.locked():
         assert cache.remove(folder)
-        assert cache.used == bytes_on_disk(cache.root)
+        assert cache.use.num_bytes == bytes_on_disk(cache.root)
     assert not folder.exists() and not [*cache.root.glob(".gone*")]
 
 
@@ -186,7 +197,7 @@ def test_nothing_outside_the_cache_is_removed(cache, tmp_path):
 def test_a_shard_that_is_a_link_is_not_written_to(cache, tmp_path):
     (tmp_path / "precious").write_bytes(b"mine")
     folder = dataset_folder(cache)
-    cached = CachedDataset(cache, folder, ["x.h5"], np.array([100]), np.array([0]), 1)
+    cached = one_shard(cache, folder, 100, 1)
     (folder / "x.h5").symlink_to(tmp_path / "precious")
     with pytest.raises(CacheError, match=r"x\.h5: is a link.*Remove it, or name another folder"):
         cached.write(0, 0, [((0, 4), b"evil")])
@@ -194,25 +205,26 @@ def test_a_shard_that_is_a_link_is_not_written_to(cache, tmp_path):
 
 
 def test_a_record_counts_only_whole_and_in_its_place(cache):
-    cached = CachedDataset(cache, dataset_folder(cache), ["x.h5"], np.array([100]), np.array([0]), 4)
-    with cached.opened(0):
+    cached = one_shard(cache, dataset_folder(cache), 100, 4)
+    records = cached.records
+    with cached.copies.opened(0):
         pass
-    cached.begin(0)
-    assert not cached.presence(0).complete and cached.kept().tolist() == [0]
-    cached.complete(0, digest_of([b"data"]))
+    records.begin(0)
+    assert not cached.presence(0).complete and records.kept().tolist() == [0]
+    records.complete(0, [b"data"])
     assert cached.presence(0) == (True, True)
-    assert cached.digest_matches(0, [b"da", b"ta"]) and not cached.digest_matches(0, [b"date"])
-    whole = cached.records[0].copy()
-    cached.records[1] = whole  # of another chunk
+    assert records.fits(0, [b"da", b"ta"]) and not records.fits(0, [b"date"])
+    whole = records.array[0].copy()
+    records.array[1] = whole  # of another chunk
     assert not cached.presence(1).complete
     raw = whole.tobytes()
     for written in range(1, len(raw)):  # a page that reached the disk half
         torn = np.frombuffer(raw[:written] + bytes(len(raw) - written), whole.dtype)[0]
         if torn.tobytes() != raw:
-            cached.records[2] = torn
+            records.array[2] = torn
             assert not cached.presence(2).complete, written
-    cached.forget(0)
-    assert not cached.presence(0).complete and 0 not in cached.kept()
+    records.forget(0)
+    assert not cached.presence(0).complete and 0 not in records.kept()
 
 
 class Files:
@@ -227,20 +239,20 @@ class Files:
         (folder / path.name).write_bytes(path.read_bytes())
         Meta(folder / "meta.json").add(f"http://host/{path.name}", {path.name: (path.stat().st_size, "etag")})
         self.file: PackedFile = read_header(folder / path.name)
-        self.shards = RemoteShards.__new__(RemoteShards)  # what it knows of places, and nothing of clients
         self.table = ChunkTable(self.file)
-        self.shards._file, self.shards.table, self.shards._layouts = self.file, self.table, {}
+        url, nobody = "http://host/x.h5", cast(ShardObjects, None)
+        self._places = ChunkSource(url, self.file, self.table, nobody, check=True)  # and nothing of clients
         names, sizes = self.file.shards.names, self.file.shards.num_bytes
-        self.cached = CachedDataset(cache, folder, names, sizes, self.table.headers, self.table.num_chunks)
+        self.cached = dataset_on_disk(cache, folder, names, sizes, self.table)
         with cache.locked():
-            cache.count()
-        self.fetcher = ChunkFetcher(self.table, self.cached, self, threads=2, most_held=4, give_up_after_s=5)
+            cache.use.count()
+        self.fetcher = ChunkFetcher(self.cached, cast(ChunkSource, self), threads=2, most_held=4, give_up_after_s=5)
 
     def name(self, shard: int) -> Path:
         return self.source / self.file.shards.names[shard]
 
     def ranges(self, chunk: Chunk, cached: CachedDataset) -> list[tuple[int, int]]:
-        return RemoteShards.ranges(self.shards, chunk, cached)
+        return self._places.ranges(chunk, cached)
 
     def ranges_by_index(self, chunk: Chunk) -> list[tuple[int, int]]:
         return []
@@ -259,12 +271,12 @@ class Files:
 
     def assert_true(self) -> int:
         """Compares all chunks that are recorded with their file; returns their number."""
-        complete = [chunk for chunk in self.cached.kept().tolist() if self.cached.presence(chunk).complete]
+        complete = [chunk for chunk in self.cached.records.kept().tolist() if self.cached.presence(chunk).complete]
         for number in complete:
             chunk = self.table.chunk(number)
-            with self.fetcher._header(chunk.shard):
+            with self.fetcher.obtainer.header(chunk.shard):
                 ranges = self.ranges(chunk, self.cached)
-            whole, copy = self.name(chunk.shard).read_bytes(), self.cached.path(chunk.shard).read_bytes()
+            whole, copy = self.name(chunk.shard).read_bytes(), self.cached.copies.path(chunk.shard).read_bytes()
             assert all(copy[begin:end] == whole[begin:end] for begin, end in ranges), chunk
         return len(complete)
 
@@ -297,28 +309,28 @@ def test_evicting_gives_blocks_back_and_changes_no_neighbour(kind, cache, tmp_pa
     for _ in range(4):
         some = random.permutation(files.table.num_chunks)[:60].tolist()
         for chunk in some:
-            with files.fetcher.holding([chunk]):
+            with holding(files.fetcher, [chunk]):
                 pass
         assert files.assert_true() >= 60
-        for chunk in random.permutation(files.cached.kept()).tolist()[::2]:
+        for chunk in random.permutation(files.cached.records.kept()).tolist()[::2]:
             if files.table.chunk(chunk).field:
-                assert files.fetcher.room._evict_chunk(chunk)
+                assert files.fetcher.evictor.evict_chunk(chunk)
                 assert not files.cached.presence(chunk).complete
         files.assert_true()
-        assert cache.used >= bytes_on_disk(cache.root) - own
+        assert cache.use.num_bytes >= bytes_on_disk(cache.root) - own
     headers = set(files.table.headers.tolist())
-    for chunk in set(files.cached.kept().tolist()) - headers:
-        assert files.fetcher.room._evict_chunk(chunk)
+    for chunk in set(files.cached.records.kept().tolist()) - headers:
+        assert files.fetcher.evictor.evict_chunk(chunk)
     files.assert_true()
-    for header in headers & set(files.cached.kept().tolist()):
-        assert files.fetcher.room._evict_chunk(header)
-    assert not len(files.cached.kept())
+    for header in headers & set(files.cached.records.kept().tolist()):
+        assert files.fetcher.evictor.evict_chunk(header)
+    assert not len(files.cached.records.kept())
     for shard in range(len(files.file.shards.names)):
-        assert files.cached.path(shard).stat().st_blocks * 512 <= OF_FILE_SYSTEM
+        assert files.cached.copies.path(shard).stat().st_blocks * 512 <= OF_FILE_SYSTEM
     with cache.locked():
-        before = cache.used
-        cache.count()
-    assert abs(cache.used - before) <= 2 * BLOCK  # the records, which no one allocates
+        before = cache.use.num_bytes
+        cache.use.count()
+    assert abs(cache.use.num_bytes - before) <= 2 * BLOCK  # the records, which no one allocates
     files.close()
 
 
@@ -337,18 +349,18 @@ def test_evicted_neighbours_give_back_the_blocks_that_they_share(kind, cache, tm
     present = set[int]()
     for _ in range(12):
         for chunk in random.sample(data, 8):
-            with files.fetcher.holding([chunk]):
+            with holding(files.fetcher, [chunk]):
                 present.add(chunk)
         for chunk in random.sample(sorted(present), len(present) // 2):
-            assert files.fetcher.room._evict_chunk(chunk)
+            assert files.fetcher.evictor.evict_chunk(chunk)
             present.remove(chunk)
         held = [files.ranges(files.table.chunk(chunk), files.cached) for chunk in present]
         ranges = [*header_ranges(files.name(0)), *(one for some in held for one in some)]
         blocks = {block for begin, end in ranges for block in range(begin // BLOCK, -(-end // BLOCK))}
         # One more where the last chunk ends: what is behind it is no chunk's.
-        assert files.cached.path(0).stat().st_blocks * 512 <= (len(blocks) + 1) * BLOCK + OF_FILE_SYSTEM
+        assert files.cached.copies.path(0).stat().st_blocks * 512 <= (len(blocks) + 1) * BLOCK + OF_FILE_SYSTEM
         files.assert_true()
-        assert cache.used >= bytes_on_disk(cache.root) - 2 * BLOCK
+        assert cache.use.num_bytes >= bytes_on_disk(cache.root) - 2 * BLOCK
     files.close()
 
 
@@ -376,11 +388,11 @@ def test_neither_a_full_disk_nor_a_wrong_chunk_changes_a_neighbour(cache, tmp_pa
     monkeypatch.undo()
     files.fetcher.release([one])
     assert files.assert_true() >= 2
-    with files.fetcher.holding([one, other]):
+    with holding(files.fetcher, [one, other]):
         pass
     files.close()
     end = ranges(other)[-1][1]
-    with open(files.cached.path(0), "r+b") as copy:
+    with open(files.cached.copies.path(0), "r+b") as copy:
         copy.seek(end - 2)
         copy.write(b"\xff\xff")
     (check,) = verify_cache(None, Remote(cache=cache.root.parent))
@@ -425,16 +437,16 @@ def test_datasets_that_others_remove_meanwhile_are_passed_over(cache, monkeypatc
 def test_a_chunk_that_is_held_is_not_evicted(cache, tmp_path):
     files = Files(write_kind("shards", tmp_path / "source"), cache)
     chunk = files.table.data_of(0).start
-    with files.fetcher.holding([chunk]):
+    with holding(files.fetcher, [chunk]):
         other = Files(tmp_path / "source" / "data.h5", cache)
-        assert not other.fetcher.room._evict_chunk(chunk)
+        assert not other.fetcher.evictor.evict_chunk(chunk)
         assert files.cached.presence(chunk).complete
         header = int(files.table.headers[0])
-        assert not other.fetcher.room._evict_chunk(header)
+        assert not other.fetcher.evictor.evict_chunk(header)
         other.close()
     third = Files(tmp_path / "source" / "data.h5", cache)
     files.close()
-    assert third.fetcher.room._evict_chunk(chunk)
+    assert third.fetcher.evictor.evict_chunk(chunk)
     third.close()
 
 
@@ -442,21 +454,25 @@ def test_a_chunk_that_is_held_is_not_evicted(cache, tmp_path):
 def test_a_chunk_of_an_earlier_boot_is_compared_before_it_is_used(is_whole, cache, tmp_path):
     files = Files(write_kind("shards", tmp_path / "source"), cache)
     chunks = [*range(files.table.num_chunks)[files.table.data_of(0)][:5]]
-    with files.fetcher.holding(chunks):
+    with holding(files.fetcher, chunks):
         pass
+
+    def parts_of(number: int) -> list[bytes]:
+        return files.cached.read(0, files.ranges(files.table.chunk(number), files.cached))
+
     for chunk in [*chunks, int(files.table.headers[0])]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fastload.remote.cache.boot_number", lambda: boot_number() ^ 4 | 2)
-            files.cached.complete(chunk, int(files.cached.records[chunk]["hash"]))
+            patch.setattr("fastload.remote.cached.boot_number", lambda: boot_number() ^ 4 | 2)
+            files.cached.records.complete(chunk, parts_of(chunk))
         assert files.cached.presence(chunk) == (True, False)
     files.close()
     ((begin, _),) = files.ranges(files.table.chunk(chunks[2]), files.cached)
     if not is_whole:
-        with open(files.cached.path(0), "r+b") as copy:
+        with open(files.cached.copies.path(0), "r+b") as copy:
             copy.seek(begin)
             copy.write(b"\0" * 100)
     again = Files(tmp_path / "source" / "data.h5", cache)
-    with again.fetcher.holding(chunks):
+    with holding(again.fetcher, chunks):
         assert all(again.cached.presence(chunk) == (True, True) for chunk in chunks)
         again.assert_true()
     assert [one[1] for one in again.fetched] == ([] if is_whole else [begin])
@@ -491,7 +507,7 @@ def test_a_file_at_two_urls_is_kept_once_and_one_of_another_name_is_another_file
     for name in ("data.h5", "folder/data.h5", "other.h5"):
         dataset = PackedDataset(f"{range_server.url}/{name}", remote=Remote(cache=tmp_path, max_bytes="10MB"))
         assert all(np.array_equal(dataset[i][0].numpy().transpose(1, 2, 0), images[i]) for i in range(40))
-        fetched.append(dataset.file.remote.fetcher.counts.chunks)
+        fetched.append(dataset.file.remote.current().counts.chunks)
         folders.append(dataset.path.parent)
         dataset.file.remote.close()
     assert fetched == [10, 0, 10] and folders[0] == folders[1] != folders[2]

@@ -24,12 +24,13 @@ def test_chunks_that_are_recorded_are_whole_after_readers_were_killed(range_serv
 
     file = open_remote(url, Remote(cache=cache, max_bytes=LIMIT))
     remote = file.remote
-    complete = [chunk for chunk in remote._cached.kept().tolist() if remote._cached.presence(chunk).complete]
+    cached = remote.cache.cached
+    complete = [chunk for chunk in cached.records.kept().tolist() if cached.presence(chunk).complete]
     assert len(complete) > 10
     for number in complete:
         chunk = remote.table.chunk(number)
         with remote.holding_header(chunk.shard):
-            ranges = remote.ranges(chunk, remote._cached)
+            ranges = remote.source.ranges(chunk, cached)
         copy, whole = remote.path(chunk.shard).read_bytes(), (path.parent / file.shards.names[chunk.shard]).read_bytes()
         assert all(copy[begin:end] == whole[begin:end] for begin, end in ranges), chunk
     remote.close()

@@ -109,7 +109,7 @@ def test_rows_are_those_of_the_file_whatever_happens_to_the_cache(kind, way, ope
                 shutil.rmtree(tmp_path / "moved")
         assert same(there[row], here[row]), (at, row)
     with closing(CacheFolder(tmp_path / "cache", None)) as cache:
-        assert cache.used > 0
+        assert cache.use.num_bytes > 0
 
 
 def in_python(sample: Any) -> Any:
@@ -169,7 +169,8 @@ def test_what_another_job_has_open_is_left_and_made_anew_beside_it(opened, tmp_p
                     path.unlink()
             for dataset in (first, second)[:: 1 if at % 2 else -1]:
                 assert same(dataset[at], here[at]), at
-        folders = {Path(os.readlink(f"/proc/self/fd/{one.file.remote._cached.locks.fd}")) for one in (first, second)}
+        locks = [one.file.remote.cache.cached.locks for one in (first, second)]
+        folders = {Path(os.readlink(f"/proc/self/fd/{one.fd}")) for one in locks}
         assert len(folders) == 1, "both use the one that was made anew"
     finally:
         second.file.remote.close()

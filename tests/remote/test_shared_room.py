@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from child_processes import child_environment
-from remote_files import write_kind
+from remote_files import holding, write_kind
 from small_files import write_random
 from torch.utils.data import DataLoader
 
@@ -27,7 +27,7 @@ from fastload import ChunkWindow, FastLoader, PackedDataset
 from fastload.errors import AccessError, CacheError, RemoteError
 from fastload.pack.index import index_files
 from fastload.read.fetch_ahead import FetchAhead
-from fastload.remote import room
+from fastload.remote import evictor
 from fastload.remote.options import Remote
 from fastload.remote.shards import RemoteShards
 
@@ -78,12 +78,12 @@ def test_an_old_error_of_a_header_ends_when_it_has_come(opened, range_server):
     remote = opened("data.h5", give_up_after=0.2)
     header = int(remote.table.headers[1])
     range_server.set(status=500)
-    remote.fetcher.announce([header])
-    while not remote.fetcher._failed:
+    remote.current().announce([header])
+    while not remote.current().in_use.failed:
         time.sleep(0.01)
     range_server.set()
     for _ in range(2):
-        with remote.fetcher.holding([header + 1]):
+        with holding(remote.current(), [header + 1]):
             pass
 
 
@@ -91,27 +91,27 @@ def test_chunks_that_did_not_come_take_no_room(opened, range_server):
     shards(range_server.folder, 2)
     remote = opened("data.h5", max_bytes=560_000, give_up_after=0.5)
     (range_server.folder / "part-1.h5").unlink()
-    before = remote._cache.used
+    before = remote.room.bound.use.num_bytes
     for chunk in range(remote.table.data_of(1).start, remote.table.num_chunks):
         with pytest.raises(RemoteError):
-            remote.fetcher.hold([chunk])
-    assert remote._cached.kept().tolist() == [] and remote._cache.used <= before + 2 * 4096
+            remote.current().hold([chunk])
+    assert remote.cache.cached.records.kept().tolist() == [] and remote.room.bound.use.num_bytes <= before + 2 * 4096
     for chunk in range(6):
-        with remote.fetcher.holding([chunk]):
+        with holding(remote.current(), [chunk]):
             pass
 
 
 def test_who_evicts_does_not_wait_for_who_waits_for_room(opened, range_server):
     shards(range_server.folder, 3)
     remote = opened("data.h5", max_bytes=560_000, give_up_after=20, in_flight=4)
-    fetcher, table = remote.fetcher, remote.table
+    fetcher, table = remote.current(), remote.table
     begun = table.data_of(1).start
     for chunk in range(begun, begun + 3):  # as a killed process leaves them: without their header
-        remote._cached.begin(chunk)
+        remote.cache.cached.records.begin(chunk)
     for chunk in range(11):
-        with fetcher.holding([chunk]):
+        with holding(fetcher, [chunk]):
             pass
-    fetcher.room.needed = lambda chunks: np.where((chunks >= begun) & (chunks < begun + 3), 1e9, 1.0)
+    fetcher.evictor.needed = lambda chunks: np.where((chunks >= begun) & (chunks < begun + 3), 1e9, 1.0)
     range_server.set(latency_s=0.3)
     fetcher.announce([int(table.headers[1])])
     last = table.data_of(2).start
@@ -121,30 +121,30 @@ def test_who_evicts_does_not_wait_for_who_waits_for_room(opened, range_server):
 
 def test_who_evicts_does_not_wait_for_a_header_that_is_on_its_way(opened, range_server):
     shards(range_server.folder, 2)
-    fetcher = opened("data.h5").fetcher
+    fetcher = opened("data.h5").current()
     header = 11  # of the second shard, which a thread fetches, and maybe has to make room for
-    fetcher._fetching.add(header)
+    fetcher.in_use.fetching.add(header)
 
     def look() -> None:
-        with fetcher.header_there(1):
+        with fetcher.obtainer.header(1, fetch=False):
             pass
 
-    with pytest.raises(room.AbsentError):
+    with pytest.raises(evictor.AbsentError):
         within(look)
-    fetcher._fetching.discard(header)
+    fetcher.in_use.fetching.discard(header)
 
 
 def test_a_chunk_that_another_dataset_evicts_is_fetched_again_for_who_waits(opened, range_server):
     shards(range_server.folder, 2)
-    fetcher = opened("data.h5").fetcher
-    with fetcher.holding([0, 3]):
+    fetcher = opened("data.h5").current()
+    with holding(fetcher, [0, 3]):
         pass
-    assert fetcher.claim(3, announced=False), "as a thread of another dataset does"
+    assert fetcher.in_use.claim(3, announced=False), "as a thread of another dataset does"
     found = Future[None]()
     threading.Thread(target=lambda: found.set_result(fetcher.hold([3])), daemon=True).start()
-    while 3 not in fetcher._awaited:
+    while 3 not in fetcher.in_use.awaited:
         time.sleep(0.01)
-    fetcher.unclaim(3, evicted=True)
+    fetcher.in_use.unclaim(3, evicted=True)
     found.result(LONG_S)
 
 
@@ -242,10 +242,10 @@ def test_what_is_closed_gives_its_descriptors_back(range_server, tmp_path):
 
 
 def test_a_wait_for_room_is_said(opened, range_server, caplog, monkeypatch):
-    monkeypatch.setattr(room, "_WARNED_AFTER_S", 0.2)
+    monkeypatch.setattr(evictor, "_WARNED_AFTER_S", 0.2)
     write_random(range_server.folder / "data.h5", rows=120, size=(64, 64, 3), chunk_rows=4, classes="abc")
     one, other = (opened("data.h5", max_bytes=560_000, give_up_after=2) for _ in range(2))
-    one.fetcher.hold([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    one.current().hold([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     with caplog.at_level(logging.WARNING, "fastload"), pytest.raises(CacheError, match="have been in use for 2 s"):
-        other.fetcher.hold([12, 13])
+        other.current().hold([12, 13])
     assert re.search(r"max_bytes of 546\.9 KiB is reached, .*by this process or others", caplog.text)

@@ -32,7 +32,7 @@ def report(url: str, dataset: PackedDataset) -> dict[str, list]:
     with direct.open(f"{url}/log") as answer:
         log = json.load(answer)["requests"]
     remote = dataset.file.remote
-    kept = remote._cached.kept().tolist()
+    kept = remote.cache.cached.records.kept().tolist()
     return {"log": log, "chunks": [chunk for chunk in kept if remote.table.chunk(chunk).field]}
 
 
