@@ -279,7 +279,6 @@ class Endless(torch.utils.data.IterableDataset):
 
 def test_sources_that_cannot_be_planned_say_what_to_use(packed, tmp_path):
     for source, message in (
-        ([packed, 7], "list of packed files"),
         (Endless(), "Endless is an IterableDataset"),
         (torch.utils.data.TensorDataset, "got TensorDataset"),
         (7, "got int"),
