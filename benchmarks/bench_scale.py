@@ -156,7 +156,8 @@ class Scale:
             "key": Column(np.array([b"%010d" % key for key in range(first, first + count)])),
             "digest": Column(np.repeat(black, count)),
         }
-        attrs = {"seed": 0, "shuffled": True, "pack_options": dump_options({})}
+        options = {"chunk_bytes": self.chunk_rows * int(np.prod(ROW_SHAPE))}  # by which the index is cut into windows
+        attrs = {"seed": 0, "shuffled": True, "pack_options": dump_options(options)}
         pixels = {"images": PixelSpec(ROW_SHAPE, np.dtype(np.uint8), self.chunk_rows)}
         part = path.with_suffix(".part")
         create_file(part, num_rows=count, pixels=pixels, columns=columns, attrs=attrs)

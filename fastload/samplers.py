@@ -92,6 +92,7 @@ class _Feed:
             piece_rows: most rows of a block; None cuts blocks into pieces of the size to be announced at once.
         """
         dataset, file, first_row = self._data.dataset, self._data.dataset.file, self._data.plan_rows.start
+        dataset.check_unchanged()
         fields = [file.fields[name] for name, _, _ in dataset.layout()]
         row_bytes = sum(field.row_bytes for field in fields if field.linear)
         with ExitStack() as resources:
