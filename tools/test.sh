@@ -128,6 +128,7 @@ mapfile -t others < <(find_others)
 
 # To install keeps one core busy. Meanwhile the other one builds the wheel, and runs it on the other Pythons.
 say "environment for $("$python" -V) in .venv-test, and beside it the wheel and the other Pythons"
+ensure_uv "$python"  # once, before two jobs want it
 environment >"$logs/environment.log" 2>&1 &
 environment_job=$!
 jobs+=("$environment_job")
