@@ -125,7 +125,7 @@ class ShardFiles(Protocol):
         ...
 
     def path(self, shard: int) -> Path:
-        """Returns the file of a shard. MissingFileError, FormatError: there is none, or it may not be read."""
+        """Returns the file of a shard, which may be missing. FormatError: it may not be read."""
         ...
 
     def url_of(self, shard: int) -> str:
@@ -156,11 +156,6 @@ class LocalShards:
         if not is_below(path := folder / name, folder):
             raise FormatError(
                 f"{self._index.path}: its shard {name} is a link that leaves the folder; refused as unsafe."
-            )
-        if not path.exists():
-            raise MissingFileError(
-                f"{self._index.name}: its shard {name} is missing. Copy it there, or make the index of the shards that "
-                f"are there."
             )
         return path
 
@@ -329,7 +324,7 @@ def read_shard(index: PackedFile, number: int) -> PackedFile:
         return index
     known = _shard_headers.setdefault(index, {})
     if (found := known.get(number)) is not None:
-        with suppress(OSError, FormatError, MissingFileError):
+        with suppress(OSError, FormatError):
             if found.path == index.shard_files.path(number) and found.identity.fits(
                 FileIdentity.of(os.stat(found.path))
             ):
@@ -372,8 +367,16 @@ _shard_headers: weakref.WeakKeyDictionary[PackedFile, dict[int, PackedFile]] = w
 def _read_shard(index: PackedFile, number: int) -> PackedFile:
     shards, files = index.shards, index.shard_files
     name = shards.names[number]
-    with files.holding_header(number):
-        found = read_header(files.path(number))
+    url = files.url_of(number)
+    try:
+        with files.holding_header(number):
+            found = read_header(files.path(number))
+    except MissingFileError as exc:
+        if url:
+            raise
+        raise MissingFileError(
+            f"{index.name}: its shard {name} is missing. Copy it there, or make the index of the shards that are there."
+        ) from exc
     then = (int(shards.num_rows[number]), int(shards.num_bytes[number]), shards.digests[number])
     if (found.num_rows, found.identity.size, found.header_digest) != then:
         raise FileChangedError(
@@ -381,7 +384,7 @@ def _read_shard(index: PackedFile, number: int) -> PackedFile:
             f"bytes and the digest {then[2]} then, {found.num_rows:,}, {found.identity.size:,} and "
             f"{found.header_digest} now. Copy the right one there, or make the index again: `fastload index`."
         )
-    if url := files.url_of(number):
+    if url:
         return replace(found, identity=found.identity._replace(mtime_ns=-1), url=url)
     return found
 
