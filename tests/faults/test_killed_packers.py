@@ -30,8 +30,11 @@ stage, how, call = sys.argv[1:]
 os.chdir("data")
 
 def has_started(worker):  # and asked for its end: a signal is sent when something happens to a descriptor
-    flags = [file.read_text().split()[3] for file in Path(f"/proc/{worker.pid}/fdinfo").iterdir()]
-    return any(int(each, 8) & os.O_ASYNC for each in flags)
+    for file in Path(f"/proc/{worker.pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            if int(file.read_text().split()[3], 8) & os.O_ASYNC:
+                return True
+    return False
 
 def progress(*words):
     now = words[0] if len(words) == 3 else ""
