@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from fastload.errors import MissingFileError, OptionError, check_whole
 from fastload.format.valid import folder_of_files
-from fastload.plan import ChunkWindow, Echo, EpochPlan, ResolvedShuffle, is_drawing
+from fastload.plan import ChunkWindow, EpochPlan, ResolvedShuffle, is_drawing
 from fastload.plan.order import likeness
 from fastload.prefetch.inputs import Input, PackedInput
-from fastload.prefetch.resolved import BatchForm, Resolved
-from fastload.prefetch.thread_stream import group_size
+from fastload.prefetch.resolved import BatchForm, Resolved, group_size
 from fastload.remote.options import is_url
 from fastload.remote.shards import RemoteShards
 from fastload.system.text import counted
@@ -192,7 +191,7 @@ def check_steps(plan: EpochPlan, data: Input) -> None:
         )
 
 
-def check_cache(options: Resolved) -> None:
+def check_cache(options: Resolved, workers: int) -> None:
     """Raises CacheError where the cache of remote chunks has no room for what the ranks of this machine read at once.
 
     For each rank the windows of the batches that its threads read at a time, and of the next one; without windows the
@@ -203,12 +202,12 @@ def check_cache(options: Resolved) -> None:
         return
     window, plan, ranks, chunk_rows = options.window, options.plan, len(options.local_ranks), options.data.chunk_rows
     group = group_size(options.packed.row_bytes * plan.batch_size, plan.num_steps)
-    rows = (options.num_workers + 1) * group * plan.batch_size
+    rows = (workers + 1) * group * plan.batch_size
     if window is not None:
         number = window.chunks * (-(-rows // (window.chunks * chunk_rows)) + 1) * file.shards.chunks_of(chunk_rows)
         what = f"reading windows of {window.chunks} chunks"
     elif plan.shuffle is False:
-        number, what = rows // max(1, chunk_rows) + options.num_workers + 2, "reading in order"
+        number, what = rows // max(1, chunk_rows) + workers + 2, "reading in order"
     else:
         number, what = rows, f"reading batches of {plan.batch_size} rows anywhere"
     what += f" by {ranks} ranks of this machine" if ranks > 1 else ""
@@ -219,7 +218,7 @@ def check_cache(options: Resolved) -> None:
     remote.check_room(number, what, f", or {less}")
 
 
-def description(options: Resolved, echo: Echo) -> tuple[list[str], list[str]]:
+def description(options: Resolved, workers: int) -> tuple[list[str], list[str]]:
     """Returns what a loader loads, and how, in a few words each; batches are counted for an epoch on this rank."""
     data, plan, steps = options.data, options.plan, options.plan.num_steps
     what = [Path(data.name).name if isinstance(data, PackedInput) else data.name]
@@ -235,17 +234,15 @@ def description(options: Resolved, echo: Echo) -> tuple[list[str], list[str]]:
             what.append(f"node {nodes.node_of(options.share.rank)} of {nodes.number}")
     shuffle = f"windows of {plan.shuffle.chunks} chunks" if isinstance(plan.shuffle, ChunkWindow) else plan.shuffle
     how = [f"shuffle {shuffle}" if shuffle else "in order", f"ends {plan.ends}", f"seed {plan.seed}"]
-    number = options.num_workers
-    workers = ("process" if number == 1 else "processes") if data.runs_python else "thread" + "s" * (number > 1)
+    by = ("process" if workers == 1 else "processes") if data.runs_python else "thread" + "s" * (workers > 1)
     reading = f" ({options.read})" if isinstance(data, PackedInput) else ""
-    how.append(f"cached in {options.cache} memory" if options.cache else f"{number} {workers}{reading}")
+    how.append(f"cached in {options.cache} memory" if options.cache else f"{workers} {by}{reading}")
     how.append(f"to {options.backend.device}" if options.backend is not None else "to host memory")
-    transforms = options.augmentation.transforms
-    how += [counted(len(transforms), "transform")] if transforms else []
-    if options.own_sizes:
+    how += [counted(len(options.transforms), "transform")] if options.transforms else []
+    if options.form.kind != "stack":
         how.append(
             "a list of images" if options.form.kind == "list" else f"padded to multiples of {options.form.pad_to}"
         )
         how += ["by aspect"] if plan.groups is not None else []
-    how += [f"echo {echo}"] if echo != 1 else []
+    how += [f"echo {options.echo}"] if options.echo != 1 else []
     return what, how

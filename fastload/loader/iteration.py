@@ -1,6 +1,6 @@
 """One pass of a loader over the rest of an epoch, and the batches that it hands over.
 
-planned batches -> feed (read, or made by workers) -> device -> transforms, once per echo -> `Batch`
+planned batches -> producer (read, or made by workers; on the device) -> stages of each use -> `Batch`
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,13 +23,12 @@ import torch
 
 from fastload.errors import OptionError, typed
 from fastload.loader.batch import Batch, DictBatch
-from fastload.loader.epochs_ahead import EpochsAhead
 from fastload.plan import Pace, PlannedBatch, Use
 from fastload.plan.cursor import Position
-from fastload.prefetch.device_stage import DeviceBatch
-from fastload.prefetch.fill_threads import WORDS
-from fastload.prefetch.own_sizes import handed_over
+from fastload.prefetch.producer import Producer
 from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.stage import Stage
+from fastload.prefetch.work import Work
 from fastload.timing.clocks import InFlight, StreamWaits
 from fastload.timing.network import NetworkUse
 from fastload.timing.probe import MOST_DAMAGED_ROWS, LoaderStats, Probe, span
@@ -108,7 +107,8 @@ class Iteration(Iterator[Batch | DictBatch]):
     """An iterator over the batches from a position on.
 
     Args:
-        batches: of the pass, which was begun from the position on and ends with the iteration.
+        producer: of its batches, begun from the position on; the pass ends with the iteration.
+        at_use: the stages of the recipe that run for each use of a batch.
         position: moved on as batches are handed over; its schedule is decided.
         on_end: called with the pace once, when the pass is over, in the process that began it; never waits.
         probe: takes note of each batch; None: nobody measures.
@@ -119,17 +119,18 @@ class Iteration(Iterator[Batch | DictBatch]):
     def __init__(
         self,
         options: Resolved,
-        batches: EpochsAhead,
+        producer: Producer,
+        at_use: Sequence[Stage],
         position: Position,
         counter: PassCounter,
         on_end: Callable[[Pace], None] = lambda _: None,
         probe: Probe | None = None,
     ) -> None:
         self._options = options
-        self._batches = batches
+        self._producer, self._at_use = producer, at_use
         self._position = position
         self._uses = position.uses.uses(position.steps)
-        self._kept: dict[int, DeviceBatch] = {}  # by number, batches that will be used
+        self._kept: dict[int, Work] = {}  # by number, batches that will be used
         self._counter = counter
         self._on_end: Callable[[Pace], None] | None = on_end
         self._probe = probe
@@ -164,7 +165,7 @@ class Iteration(Iterator[Batch | DictBatch]):
         try:
             counter.asked += 1
             if probe is not None:
-                probe.note_depth(self._batches.depth())
+                probe.note_depth(self._producer.depth())
             use = next(self._uses, None)
             in_flight, asked = counter.in_flight, None
             with span("wait"):
@@ -240,7 +241,7 @@ class Iteration(Iterator[Batch | DictBatch]):
                 self._counter.used_after = self._counter.network()
                 self.end_measuring()
                 self._kept.clear()
-                self._batches.end()
+                self._producer.end()
 
     def __del__(self) -> None:
         if getattr(self, "running", False):
@@ -251,18 +252,18 @@ class Iteration(Iterator[Batch | DictBatch]):
         counter = self._counter
         if counter.batches == self._position.plan.num_steps:
             return False
-        batch = next(self._batches)
-        source = batch.source
-        self._kept[counter.batches] = batch
+        work = next(self._producer)
+        planned = work.whole
+        self._kept[counter.batches] = work
         if self._probe is not None:
-            self._probe.note_work(source.work)
+            self._probe.note_work(work.cost)
         counter.batches += 1
-        if source.planned.damaged:
-            self._note_damaged(source.planned)
-        elif self._position.plan.ends == "exact" and not source.planned.valid.all():
+        if planned.damaged:
+            self._note_damaged(planned)
+        elif self._position.plan.ends == "exact" and not planned.valid.all():
             self._warn_of_repeat()
-        counter.fresh += self._count_valid(source.planned)
-        counter.bytes_read += source.bytes_read
+        counter.fresh += self._count_valid(planned)
+        counter.bytes_read += work.bytes_read
         return True
 
     def _warn_of_repeat(self) -> None:
@@ -297,41 +298,22 @@ class Iteration(Iterator[Batch | DictBatch]):
         """Returns a batch for one of its uses, augmented and put together for the user."""
         options, position, counter = self._options, self._position, self._counter
         last = use.echo + 1 == counter.echo
-        device_batch = self._kept.pop(use.batch) if last else self._kept[use.batch]
+        work = self._kept.pop(use.batch) if last else self._kept[use.batch]
         if options.backend is not None and use.echo:
             # The user may have gone on to another stream.
-            options.backend.hand_over(device_batch.event, device_batch.memory)
-        source, fields = device_batch.source, dict[str, Any](device_batch.fields)
-        planned, form, extra = source.planned, source.form, source.extra
+            options.backend.hand_over(work.event, work.memory)
+        work = work.for_use(use.echo, last=last)
+        planned, form = work.whole, work.form
         if options.backend is None and form is None:
             for name, fact in (("row", planned.rows), ("valid", planned.valid)):
                 if name in (options.data.fields or ()):
-                    fields[name] = torch.from_numpy(fact)
-        lasting = () if last else tuple(fields.values())
-        if device_batch.gather is not None:
-            fields |= device_batch.gather()
-        facts: dict[str, Any] = {}
-        if options.own_sizes:
-            fields, extra = {**fields, **extra}, {}
-            with span("transform"):
-                result, facts = handed_over(
-                    options, fields, planned, epoch=position.plan.epoch, echo=use.echo, kept=not last
-                )
-                if "pixel_mask" in (options.data.fields or ()):
-                    result["pixel_mask"] = facts["pixel_mask"]()
-        else:
-            result = fields
-        if options.at_hand_over and "images" in fields:
-            with span("transform"):
-                result = options.augmentation.apply(
-                    fields,
-                    planned,
-                    epoch=position.plan.epoch,
-                    echo=use.echo,
-                    kept=not last,
-                    drawn=source.drawn,
-                    words=device_batch.inner[WORDS] if source.drawn is not None else None,
-                )
+                    work.fields[name] = torch.from_numpy(fact)
+        lasting = () if last else tuple(work.fields.values())
+        for stage in self._at_use:
+            stage.run(work)
+        result, extra, facts = work.fields, work.extra, work.facts
+        if "pixel_mask" in facts and "pixel_mask" in (options.data.fields or ()):
+            result["pixel_mask"] = facts["pixel_mask"]()
         # On the CPU the facts are the plan's arrays, and so keep no slot.
         rows, valid = planned.rows, planned.valid
         if not last:
@@ -349,7 +331,7 @@ class Iteration(Iterator[Batch | DictBatch]):
         counter.consumed += num_valid
         counter.steps += 1
         if form is None:
-            result |= source.texts if last else copy.deepcopy(source.texts)
+            result |= work.texts if last else copy.deepcopy(work.texts)
             return Batch([result[name] for name in options.data.fields or ()])._with_facts(facts)
         values = [result[name] if name in result else extra[name] for name in form.names]
         if form.keys is not None:

@@ -1,6 +1,6 @@
 """`FastLoader`: joins the stages of the data path and keeps them from one epoch to the next.
 
-    plan -> feed (read, or make by workers) -> ring -> device -> transform (echo) -> training loop
+    plan -> producer (read, or make by workers; ring; device) -> transform (echo) -> training loop
 
 `plan` decides which rows each batch holds; `iteration.py` runs one pass over them.
 """
@@ -49,17 +49,16 @@ from fastload.loader.arguments import (
 )
 from fastload.loader.batch import Batch
 from fastload.loader.echo_policy import open_echo, pass_ended
-from fastload.loader.epochs_ahead import EpochsAhead, Feed
 from fastload.loader.iteration import Iteration, PassCounter
 from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, Shuffle
 from fastload.plan.cursor import EpochCursor, Position
 from fastload.prefetch.auto_workers import AutoWorkers
 from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_pieces
-from fastload.prefetch.cached_feed import CachedFeed, load_cache
 from fastload.prefetch.inputs import PackedInput, as_input, shuffle_of
-from fastload.prefetch.process_stream import ProcessFeed
+from fastload.prefetch.producer import Producer
+from fastload.prefetch.recipe import check_list, make_recipe, why_slow
 from fastload.prefetch.resolved import Resolved
-from fastload.prefetch.thread_stream import ThreadFeed
+from fastload.prefetch.stage import Where
 from fastload.prefetch.waiting import check_timeout
 from fastload.read.linear import Read, chosen
 from fastload.system import native
@@ -248,19 +247,19 @@ class FastLoader:
             timeout_s=check_timeout(timeout),
             skip_damaged=on_damage == "skip",
             form=form,
+            transforms=check_list(transform),
+            echo=echo,
         )
-        self._options = options.with_transforms(transform, echo)
+        self._options, self._recipe = options, make_recipe(options)
         check_steps(plan, data)
-        check_cache(self._options)
-        native.say_once(self._options.why_slow)
+        check_cache(options, self._recipe.workers)
+        native.say_once(functools.partial(why_slow, options, self._recipe))
         warn_of_fixed_pieces(plan, resolved_share, nodes, file_shuffled=data.shuffled)
         self._epochs = EpochCursor(plan, data.identity)
         self._active: Callable[[], Iteration | None] = lambda: None  # not kept alive
         self._in_flight = InFlight(backend.clock) if backend is not None else None
         self._counter = PassCounter(read=read if isinstance(data, PackedInput) else "")
-        self._feed: Feed | None = None
-        self._feed_of_parent: Feed | None = None
-        self._batches = EpochsAhead(self._options)
+        self._producer = Producer(options, self._recipe)
         self._pid = os.getpid()
         # Two threads may begin iterations; the later one's stays. Taken before an iteration's lock, never after it.
         self._lock, self._lock_pid = threading.RLock(), self._pid
@@ -344,17 +343,18 @@ class FastLoader:
         if options.is_remote:
             counter.used, counter.used_before = options.network_use, options.network_use()
         position = self._decided(self._epochs.coming())
-        feed = self._open_feed(counter)
+        counter.bytes_read = self._producer.open(self._auto.number if self._auto is not None else None)
+        pool = self._producer.pool
+        assert pool is not None, "it is open"
         self._epochs.begin(position)
         self._counter = counter
-        self._batches.begin(feed, position.plan, probe)
-        if isinstance(feed, ProcessFeed):
-            feed.begin_pass()
+        self._producer.begin(position.plan, probe)
         if probe is not None:
-            probe.worker_info = feed.worker_info
+            probe.worker_info = pool.worker_info
             probe.network = counter.network if counter.used is not None else None
-        on_end = functools.partial(pass_ended, self._echo, self._auto, feed, counter)
-        iteration = Iteration(options, self._batches, position, counter, on_end, probe)
+        on_end = functools.partial(pass_ended, self._echo, self._auto, pool, counter)
+        at_use = self._recipe.at(Where.USE)
+        iteration = Iteration(options, self._producer, at_use, position, counter, on_end, probe)
         self._active = weakref.ref(iteration)
         return cast("Iterator[Batch]", iteration)  # a DictBatch for samples that are dicts
 
@@ -362,12 +362,15 @@ class FastLoader:
         """Switches from a folder to its packed file, if that is complete by now."""
         data = self._options.data
         if isinstance(data, PackedInput) and (dataset := data.dataset.packed()) is not data.dataset:
-            self._batches.close()
-            if self._feed is not None:
-                self._feed.close()
-                self._feed = None
+            self._producer.close()
             self._options = replace(self._options, data=PackedInput(dataset))
-            self._batches = EpochsAhead(self._options)
+            self._recipe = make_recipe(self._options)
+            self._producer = Producer(self._options, self._recipe)
+
+    def describe(self) -> str:
+        """Returns the stages that make a batch, a line each: name, where it runs, and why."""
+        self._find_rank()
+        return self._recipe.describe()
 
     def __len__(self) -> int:
         """Returns the batches of the next iteration on this rank, or of the running one from its start, with echoes."""
@@ -375,10 +378,10 @@ class FastLoader:
         return self._decided(self._epochs.coming(running=self._running() is not None)).length
 
     def __repr__(self) -> str:
-        return object_text("FastLoader", *description(self._options, self.echo))
+        return object_text("FastLoader", *description(self._options, self._recipe.workers))
 
     def _repr_html_(self) -> str:
-        return object_html("FastLoader", *description(self._options, self.echo))
+        return object_html("FastLoader", *description(self._options, self._recipe.workers))
 
     def _find_rank(self) -> None:
         """Makes the loader anew if torch.distributed was initialized since, with another rank; before any iteration."""
@@ -471,10 +474,7 @@ class FastLoader:
             return  # from a generator that outlived its script; see Iteration.close
         with self._alone():
             self._end_active()
-            self._batches.close()
-            if self._feed is not None and self._pid == os.getpid():
-                self._feed.close()
-                self._feed = None
+            self._producer.close()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -504,29 +504,6 @@ class FastLoader:
         active, self._active = self._active(), lambda: None
         if active is not None:
             active.displace()
-
-    def _open_feed(self, counter: PassCounter) -> Feed:
-        """Returns the feed, which is kept from one epoch to the next, but not across a fork."""
-        options = self._options
-        if self._pid != os.getpid():
-            # Kept, though of no use: freeing device memory needs the device, which a forked child cannot use.
-            self._feed_of_parent = self._feed if isinstance(self._feed, CachedFeed) else None
-            self._feed, self._batches, self._pid = None, EpochsAhead(options), os.getpid()
-        if self._auto is not None:
-            options = replace(options, workers=self._auto.number)
-        feed = self._feed
-        chosen_anew = isinstance(feed, ProcessFeed) and options.workers not in (None, feed.num_workers)
-        if feed is not None and (chosen_anew or not feed.usable):
-            self._batches.close()
-            feed.close()
-            self._feed = None
-        if self._feed is None and options.cache is not None:
-            cache = load_cache(options)
-            counter.bytes_read = cache.nbytes
-            self._feed = CachedFeed(cache, options)
-        elif self._feed is None:
-            self._feed = ProcessFeed(options) if options.data.runs_python else ThreadFeed(options)
-        return self._feed
 
 
 _ARGUMENTS = frozenset(inspect.signature(FastLoader.__init__).parameters) - {"self"}

@@ -20,9 +20,9 @@ from fastload.distributed.ranks import Nodes, Share, local_world_size
 from fastload.errors import CacheError, OptionError
 from fastload.plan import EpochPlan, rank_share
 from fastload.plan.randomness import batchmate_reuse
-from fastload.prefetch.cached_feed import cached_fields
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.resolved import Location
+from fastload.prefetch.row_cache import cached_fields
 from fastload.system.machine import available_memory
 
 CacheOption = Literal["device", "host", "auto"] | None

@@ -1,16 +1,15 @@
-"""Groups planned batches for streams, and announces their rows ahead of reading."""
+"""Announces the rows of planned batches ahead of reading."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import islice
 from typing import cast
 
-from fastload.prefetch.device_stage import Epochs
-from fastload.prefetch.fill_threads import Group, joined
+from fastload.plan import PlannedBatch
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.work import joined
 from fastload.read.fetch_ahead import FetchAhead
 from fastload.read.readahead import announced_ahead, has_read_ahead
 from fastload.read.remote_store import RemoteStore
@@ -21,9 +20,13 @@ AHEAD_BYTES = 64 * 2**20
 MAX_AHEAD = 64
 
 
+Planned = tuple[int, list[PlannedBatch]]
+"""The number of an epoch, and batches of it that are filled at a time."""
+
+
 def announced(
-    options: Resolved, coming: Iterator[Group], item_bytes: int, resources: ExitStack, *, under_way: int
-) -> tuple[Iterator[Group], FetchAhead | None]:
+    options: Resolved, coming: Iterator[Planned], item_bytes: int, resources: ExitStack, *, under_way: int
+) -> tuple[Iterator[Planned], FetchAhead | None]:
     """Returns the items, and announces their rows ahead of reading, until the resources are closed.
 
     Rows of a local file are announced to the kernel, of a remote one to the `FetchAhead` returned, with `under_way`
@@ -37,12 +40,17 @@ def announced(
     read_ahead = options.data.dataset.read_ahead(chunk_rows=options.data.chunk_rows if options.window else 0)
     resources.callback(read_ahead.close)
     depth = min(MAX_AHEAD, max(1, AHEAD_BYTES // max(1, item_bytes)))
-    return announced_ahead(coming, lambda item: read_ahead.announce(item.whole.rows), depth, gradually=True), None
+    return announced_ahead(coming, lambda item: read_ahead.announce(joined(item[1]).rows), depth, gradually=True), None
 
 
 def fetched_ahead(
-    options: Resolved, data: PackedInput, coming: Iterator[Group], item_bytes: int, resources: ExitStack, under_way: int
-) -> tuple[Iterator[Group], FetchAhead]:
+    options: Resolved,
+    data: PackedInput,
+    coming: Iterator[Planned],
+    item_bytes: int,
+    resources: ExitStack,
+    under_way: int,
+) -> tuple[Iterator[Planned], FetchAhead]:
     """Returns the items, and has the chunks of their rows fetched ahead of reading, until the resources are closed.
 
     It announces four times as many chunks as requests may be in flight, and the next window, but at most half of what
@@ -61,14 +69,8 @@ def fetched_ahead(
     )
     resources.callback(ahead.close)
 
-    def announce(item: Group) -> None:
-        ahead.announce(item.whole.rows, item.epoch, item.whole.step)
+    def announce(item: Planned) -> None:
+        epoch, members = item
+        ahead.announce(joined(members).rows, epoch, members[0].step)
 
     return announced_ahead(coming, announce, depth), ahead
-
-
-def coalesced(epochs: Epochs, group: int) -> Iterator[Group]:
-    """Yields so many batches of an epoch at a time; the last ones of each may be fewer."""
-    for epoch, planned in epochs:
-        while members := list(islice(planned, group)):
-            yield joined(epoch, members)

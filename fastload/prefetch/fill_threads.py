@@ -1,130 +1,69 @@
-"""Threads that plan batches and fill slots of the ring with them, or have them filled, for one stream after another."""
+"""Threads that plan batches and run stages on them, which fill slots of the ring, for one run after another."""
 
 from __future__ import annotations
 
 import atexit
 import functools
-import itertools
 import logging
-import operator
 import os
 import queue
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
 from fastload.errors import DamagedRowError
 from fastload.plan import PlannedBatch
-from fastload.prefetch.ring import INNER, Ring, Slot
+from fastload.prefetch.stage import Stage
+from fastload.prefetch.work import ReplaceDamaged, Work
 from fastload.system.threads import run_as_batch
-from fastload.timing.probe import span
-from fastload.timing.results import BatchWork
 from fastload.timing.stopwatch import Stopwatch
 
-T = TypeVar("T", NDArray[Any], list[Any])
 
+@dataclass(frozen=True, eq=False)
+class Orders:
+    """What threads do with each work of a run: plan it, and run stages on it.
 
-class Group(NamedTuple):
-    """Batches of one epoch that are filled at a time."""
+    It is not the run, or the pool, so that threads do not keep these alive.
+    """
 
-    epoch: int
-    members: list[PlannedBatch]
-    whole: PlannedBatch  # of all their rows
+    coming: Iterator[tuple[int, list[PlannedBatch]]]  # asked by one thread at a time, in the order of the works
+    stages: Sequence[Stage]
+    by_parts: int = 0  # stages, from the first on, that several threads may run on parts of a batch
+    done_one: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)  # wakes who waits for a work
+    replace_damaged: ReplaceDamaged | None = None  # None: damaged rows are an error
+    views: Mapping[str, torch.dtype] = field(default_factory=dict)  # of fields that a slot holds as another dtype
 
+    def complete(self, work: Work) -> None:
+        """Runs the stages, but for those that ran on its parts; anew if rows are damaged, and to be replaced."""
+        work.in_slot()
+        first = self.by_parts if work.parts > 1 and not work.failed else 0
+        while True:
+            try:
+                for stage in self.stages[first:]:
+                    stage.run(work)
+                return
+            except DamagedRowError as error:
+                if self.replace_damaged is None or not work.replan(error.rows, self.replace_damaged):
+                    raise
+            first = 0
+            work.copied.clear()
 
-Fill = Callable[[int, PlannedBatch, dict[str, Any]], int]
-"""Writes a batch of an epoch into arrays (B, ...) by field, and returns the bytes copied; any thread may call it.
-
-Keys that it adds to the dict, such as lists, which no array of the slot can hold, are passed along with the batch."""
-
-WORDS = f"{INNER}words"
-"""The field of a slot, int32, that the numbers of transforms are written to; see `Pipeline.draw`."""
-
-Draw = Callable[[int, PlannedBatch, NDArray[np.int32]], Any]
-"""Draws the transforms' numbers for a batch of an epoch, and writes what the device needs of them to the words."""
-
-
-Texts = Callable[[PlannedBatch], dict[str, list[Any]]]
-"""Reads the texts of a batch, by field; called after `Fill`."""
-
-ReplaceDamaged = Callable[[PlannedBatch, Collection[int]], PlannedBatch | None]
-"""Returns a batch with damaged rows replaced by others of it; None: none is left. See `PlannedBatch.without`."""
-
-
-Present = Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]]
-"""Turns arrays as filled into arrays as handed over, views or copies."""
-
-Tensors = Callable[[dict[str, NDArray[Any]]], dict[str, Any]]
-"""Makes tensors of arrays, over the same memory."""
-
-
-class Ready(NamedTuple):
-    """A slot that was filled, as it is handed over, made by the thread that filled it."""
-
-    lent: dict[str, NDArray[Any]]  # by `Ring.lend`; they keep the slot lent, also where the parts are copies
-    # For each batch of its group, its arrays as handed over, and the same as tensors.
-    parts: list[tuple[dict[str, NDArray[Any]], dict[str, Any] | None]]
-
-
-@dataclass(eq=False)
-class Request:
-    """A slot that a thread is to fill with the next batches that are planned, and what came of it."""
-
-    coming: Iterator[Group]  # asked for by one thread at a time, in the order of the requests
-    slot: Slot
-    fill: Callable[[Any, Group, int | None], None]  # is given the request, what was planned, and which part; None: all
-    done_one: queue.SimpleQueue[None]  # wakes who waits; not the request itself, which would keep file and slot alive
-    draw: Draw | None = None  # None: nothing is drawn beforehand
-    make_ready: Callable[[Slot, Group], Ready] | None = None  # None: who takes the batch does it
-    read_texts: Texts | None = None  # None: there are none
-    ready: Ready | None = None
-    group: Group | None = None  # None: not planned yet, or there are no more
-    drawn: Any = None
-    copied: list[int] = field(default_factory=list)  # bytes that the parts copied into the slot
-    extra: dict[str, Any] = field(default_factory=dict)  # its values outside the slot's arrays
-    texts: dict[str, list[Any]] = field(default_factory=dict)
-    works: list[BatchWork] = field(default_factory=list)  # what the parts cost, if that is measured
-    error: BaseException | None = None  # came instead
-    thread: int | None = None  # that has it, by its number; the last one of several
-    done: bool = False  # whether no thread will write to the slot any more
-    parts: int = 1  # in which its rows are filled, each by a thread
-    begun_parts: int = 0
-    failed: bool = False  # whether a part could not be filled, so that the whole is filled anew, for its error
-    _left: list[None] = field(default_factory=list)  # of parts that are not ended, one each
-
-    def __post_init__(self) -> None:
-        self._left = [None] * (self.parts - 1)
-
-    @property
-    def bytes_read(self) -> int:
-        """The bytes copied into the slot."""
-        return sum(self.copied)
-
-    @property
-    def work(self) -> BatchWork | None:
-        """The cost of filling it; None: it was not measured."""
-        return functools.reduce(operator.add, self.works) if self.works else None
-
-    def last_part(self) -> bool:
-        """Ends a part; returns whether it was the last one. By one call of a list, which no thread comes between."""
-        try:
-            self._left.pop()
-        except IndexError:
-            return True
-        return False
-
-    def finish(self) -> None:
-        """Says that it is done. Set before it is queued: Ctrl-C may lose what a queue gives, and never that."""
-        self.done = True
-        self.done_one.put(None)
+    def fill_part(self, work: Work, part: int) -> None:
+        """Runs the first stages on a part of a batch; damaged rows are an error."""
+        first, end = np.linspace(0, len(work.rows), work.parts + 1).astype(int).tolist()[part : part + 2]
+        if first == end:  # a batch of one row has no more parts
+            return
+        some = work.part(slice(first, end))
+        for stage in self.stages[: self.by_parts]:
+            stage.run(some)
+        work.copied += some.copied
 
 
 # The interpreter ends daemon threads where they are, and one that is in a call of torch then aborts the process.
@@ -139,15 +78,15 @@ _log = logging.getLogger("fastload")
 def _end_threads() -> None:
     """Lets all threads finish their current batch, unless that takes too long."""
     for threads in list(_living):
-        for request in threads.drop():
+        for work in threads.drop():
             # So that a later exit handler may close the stream, and nobody takes the slots for filled.
-            request.error = RuntimeError("the interpreter is ending: no more batches are read")
-            request.finish()
+            work.error = RuntimeError("the interpreter is ending: no more batches are read")
+            work.finish()
         threads.close()
 
 
 class FillThreads:
-    """Threads that fill slots, for one stream after another; they start with the first request.
+    """Threads that fill slots, for one stream after another; they start with the first work.
 
     Attributes:
         number: of threads.
@@ -159,15 +98,15 @@ class FillThreads:
         self.number = number
         self.timed = timed
         self.left_behind = False
-        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
         _living.add(self)
 
-    def put(self, request: Request) -> None:
+    def put(self, work: Work) -> None:
         """Lets a thread fill a slot, or several, a part each."""
-        for _ in range(request.parts):
-            self._requests.put(request)
+        for _ in range(work.parts):
+            self._requests.put(work)
         if self._threads:
             return
         # The threads know the queue and not this object, so that it can be collected, and end them.
@@ -180,30 +119,30 @@ class FillThreads:
         # The others are started by one another: a start waits for its thread, with pure Python running for 7 ms.
         self._threads[0].start()
 
-    def drop(self) -> list[Request]:
-        """Takes back the requests, or parts of them, that no thread has begun; returns those that none is at."""
-        dropped: list[Request] = []
+    def drop(self) -> list[Work]:
+        """Takes back the works, or parts of them, that no thread has begun; returns those that none is at."""
+        dropped: list[Work] = []
         with suppress(queue.Empty):
             while True:
-                if (request := self._requests.get_nowait()) is None:
+                if (work := self._requests.get_nowait()) is None:
                     continue
-                if request.parts > 1:
-                    request.error = RuntimeError("the batch was taken back before all of it was read")
-                if request.last_part():
-                    dropped.append(request)
+                if work.parts > 1:
+                    work.error = RuntimeError("the batch was taken back before all of it was read")
+                if work.last_part():
+                    dropped.append(work)
         return dropped
 
     def may_wait(self) -> bool:
         """Whether the caller may wait for the threads: it is none of them, where garbage collection may run."""
         return not self.left_behind and threading.current_thread() not in self._threads
 
-    def settle(self, begun: Collection[Request], done_one: queue.SimpleQueue[None]) -> bool:
-        """Waits until all of a stream's requests are done, and returns whether that is so.
+    def settle(self, begun: Collection[Work], done_one: queue.SimpleQueue[None]) -> bool:
+        """Waits until all of a stream's works are done, and returns whether that is so.
 
         False: they are left behind, or the caller may not wait.
         """
         end_s = time.monotonic() + _CLOSE_S
-        while self.may_wait() and not all(request.done for request in begun):
+        while self.may_wait() and not all(work.done for work in begun):
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 self._leave_behind()
@@ -223,7 +162,7 @@ class FillThreads:
         _log.warning("a thread of a loader that was closed did not finish its batch in %.0f s and is left", _CLOSE_S)
 
     def close(self) -> None:
-        """Ends the threads. Returns when none is left, or some seconds later; requests put later start new ones."""
+        """Ends the threads. Returns when none is left, or some seconds later; works put later start new ones."""
         may_wait, threads, self._threads = self.may_wait(), self._threads, []
         if self._pid != os.getpid():  # a forked child has none of them
             return
@@ -243,153 +182,54 @@ class FillThreads:
 
 
 def _work(
-    requests: queue.SimpleQueue[Request | None], turn: threading.Lock, following: threading.Thread | None, timed: bool
+    requests: queue.SimpleQueue[Work | None], turn: threading.Lock, following: threading.Thread | None, timed: bool
 ) -> None:
-    """Fills requested slots until None is requested; the body of a thread, which starts the following one."""
+    """Makes works until None is asked for; the body of a thread, which starts the following one."""
     run_as_batch()
     stopwatch = Stopwatch("reading", by_threads=True).start() if timed else None
     while (taken := _planned(requests, turn)) is not None:
-        request, part = taken
-        if following is not None and request.parts > 1:
+        work, part = taken
+        if following is not None and work.parts > 1:
             following.start()
             following = None
-        if request.parts > 1 and _measured(request, stopwatch, functools.partial(_fill_part, request, part)):
-            request.failed = True  # for an error that comes again when the whole is filled
-        if request.last_part():
-            request.error = request.error or _measured(request, stopwatch, functools.partial(_complete, request))
-            request.finish()
-        del request, taken
+        if work.parts > 1 and _measured(work, stopwatch, functools.partial(work.orders.fill_part, work, part)):
+            work.failed = True  # for an error that comes again when the whole is filled
+        if work.last_part():
+            work.error = work.error or _measured(work, stopwatch, functools.partial(work.orders.complete, work))
+            work.finish()
+        del work, taken
         if following is not None:
             following.start()
             following = None
 
 
-def _measured(request: Request, stopwatch: Stopwatch | None, work: Callable[[], None]) -> BaseException | None:
-    """Does some of a request's work, and notes what it cost; returns the error that came of it."""
+def _measured(work: Work, stopwatch: Stopwatch | None, make: Callable[[], None]) -> BaseException | None:
+    """Makes some of a work, if it was planned, and notes what it cost; returns the error that came of it."""
+    if work.planned is None:
+        return None
     try:
         if stopwatch is not None:
             stopwatch.begin()
-        work()
+        make()
         if stopwatch is not None:
-            request.works.append(stopwatch.end())
+            work.costs.append(stopwatch.end())
     except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
         return error
     return None
 
 
-def _fill_part(request: Request, part: int) -> None:
-    if request.group is not None:
-        request.fill(request, request.group, part)
-
-
-def _complete(request: Request) -> None:
-    """Fills what the parts have not, draws the transforms' numbers, and makes the arrays ready."""
-    if request.group is None:
-        return
-    if request.parts == 1 or request.failed:
-        request.copied.clear()
-        request.fill(request, request.group, None)
-    if request.read_texts is not None:
-        with span("read"):
-            request.texts = request.read_texts(request.group.whole)
-    if request.draw is not None:
-        with span("draw"):
-            request.drawn = request.draw(request.group.epoch, request.group.whole, request.slot.arrays[WORDS])
-    if request.make_ready is not None:
-        request.ready = request.make_ready(request.slot, request.group)
-
-
-def _planned(requests: queue.SimpleQueue[Request | None], turn: threading.Lock) -> tuple[Request, int] | None:
-    """Returns the next request, with its batches, and which part of it; the training thread need not plan them."""
+def _planned(requests: queue.SimpleQueue[Work | None], turn: threading.Lock) -> tuple[Work, int] | None:
+    """Returns the next work, with its batches, and which part of it; the training thread need not plan them."""
     with turn:
-        request = requests.get()
-        if request is None:
+        work = requests.get()
+        if work is None:
             return None
-        request.thread = threading.get_ident()
-        part, request.begun_parts = request.begun_parts, request.begun_parts + 1
+        work.thread = threading.get_ident()
+        part, work.begun_parts = work.begun_parts, work.begun_parts + 1
         if part == 0:
             try:
-                request.group = next(request.coming, None)
+                if (found := next(work.orders.coming, None)) is not None:
+                    work.plan(*found)
             except BaseException as error:  # noqa: BLE001  # as in `_measured`
-                request.error = error
-    return request, part
-
-
-def fill_slot(
-    fill: Fill, replace_damaged: ReplaceDamaged | None, request: Request, group: Group, part: int | None
-) -> None:
-    """Fills the slot of a request with a group of batches, anew if rows of them are damaged and to be replaced.
-
-    With a part: only so much of it, and damaged rows are an error.
-    """
-    if part is not None:
-        first, end = np.linspace(0, len(group.whole.rows), request.parts + 1).astype(int).tolist()[part : part + 2]
-        if first < end:  # a batch of one row has no more parts
-            _fill_slot(fill, request, group, slice(first, end))
-        return
-    while True:
-        try:
-            _fill_slot(fill, request, group, slice(0, len(group.whole.rows)))
-            return
-        except DamagedRowError as error:
-            found = [replace_damaged(member, error.rows) for member in group.members] if replace_damaged else []
-            members = [member for member in found if member is not None]
-            if len(members) < len(group.members) or all(map(operator.is_, members, group.members)):
-                raise
-            request.group = group = joined(group.epoch, members)
-
-
-def joined(epoch: int, members: list[PlannedBatch]) -> Group:
-    """Returns batches of an epoch as a group."""
-    if len(members) == 1:
-        return Group(epoch, members, members[0])
-    known = [batch.times is not None for batch in members]
-    whole = PlannedBatch(
-        rows=np.concatenate([batch.rows for batch in members]),
-        valid=np.concatenate([batch.valid for batch in members]),
-        global_valid=sum(batch.global_valid for batch in members),
-        step=members[0].step,
-        times=None
-        if not any(known)
-        else np.concatenate(
-            [np.zeros(len(batch.rows), np.int64) if batch.times is None else batch.times for batch in members]
-        ),
-    )
-    return Group(epoch, members, whole)
-
-
-def made_ready(ring: Ring, present: Present | None, tensors: Tensors, slot: Slot, group: Group) -> Ready:
-    """Returns the arrays of a slot that was filled, as they are handed over, and as tensors.
-
-    For the thread that filled it: the training loop has nothing of this in its core's caches after a step, and would
-    take 0.2 ms for it.
-    """
-    try:
-        lent = ring.lend(slot)
-        arrays = present(lent) if present is not None else lent
-        return Ready(lent, [(part, tensors(part)) for part in split(arrays, group)])
-    except BaseException:
-        slot.loan = None  # it was not lent
-        raise
-
-
-def split(arrays: dict[str, T], group: Group) -> list[dict[str, T]]:
-    """Returns the part of the arrays, or lists, that belongs to each batch of a group; they may have room for more."""
-    ends = list(itertools.accumulate((len(member.rows) for member in group.members), initial=0))
-    if len(ends) == 2 and all(len(array) == ends[1] for array in arrays.values()):
-        return [arrays]
-    pairs = itertools.pairwise(ends)
-    return [{name: array[first:end] for name, array in arrays.items()} for first, end in pairs]
-
-
-def _fill_slot(fill: Fill, request: Request, group: Group, some: slice) -> None:
-    planned = group.whole
-    if some != slice(0, len(planned.rows)):
-        planned = planned.part(some)
-    with span("read"):
-        # The last batch of an epoch may not fill its slot.
-        arrays = {name: array[some] for name, array in request.slot.arrays.items() if name != WORDS}
-        if "row" in arrays:
-            arrays["row"][:], arrays["valid"][:] = planned.rows, planned.valid
-        request.copied.append(fill(group.epoch, planned, arrays))
-        request.extra |= {name: arrays[name] for name in arrays.keys() - request.slot.arrays.keys()}
+                work.error = error
+    return work, part

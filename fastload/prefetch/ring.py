@@ -15,19 +15,18 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from dataclasses import field as dataclass_field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.plan import PlannedBatch
-from fastload.timing.results import BatchWork
-
 SLACK = 3
 """Slots that the user may hold: the batch being handed over, the last one, which the loop variable has, and one."""
+
+SLOTS_IN_COPY = 2
+"""Slots that are kept while their copies to a device run."""
 
 # From where on starting a thread pays.
 _SPLIT_BYTES = 4 * 2**20
@@ -95,7 +94,7 @@ class Ring:
     """A set of slots. One thread takes and lends them; they come back from whatever thread drops the last reference.
 
     `pin` is called with the memory of each slot before it is used. With `manual_release` slots come back by
-    `FilledBatch.release`, not by reference counts, and are never copied: for batches that go to a device.
+    `give_back`, not by reference counts, and are never lent: for batches that go to a device.
     """
 
     def __init__(
@@ -158,24 +157,11 @@ class Ring:
             arrays[name] = array.copy() if copied else array
         return arrays
 
-    def hand_over(
-        self,
-        slot: Slot,
-        planned: PlannedBatch,
-        num_bytes: int,
-        work: BatchWork | None = None,
-        *,
-        lent: dict[str, NDArray[Any]] | None = None,
-    ) -> FilledBatch:
-        """Returns the batch that a slot was filled with; copied if the user holds so many that filling would wait.
+    def hand_over(self, slot: Slot, lent: dict[str, NDArray[Any]] | None = None) -> dict[str, NDArray[Any]]:
+        """Returns the arrays of a slot that was filled; copies, if the user holds so many that filling would wait.
 
-        `lent`: the arrays of `lend`, or others over them, if it was called already. Unless the batch has them, nobody
-        may use them any more.
+        `lent`: the arrays of `lend`, if it was called already. If they are not returned, nobody may use them any more.
         """
-        if self.manual_release:
-            give_back = functools.partial(self.give_back, slot)
-            arrays = dict(slot.arrays)
-            return FilledBatch(arrays, planned, num_bytes, work=work, memory=slot.memory, _give_back=give_back)
         self.collect()
         lends = not self._all_small and self.num_lent < min(SLACK, len(self.slots) - 1)
         if lends or self._all_small:
@@ -186,7 +172,7 @@ class Ring:
             self.num_lent += 1
         else:
             self.give_back(slot)
-        return FilledBatch(arrays, planned, num_bytes, work=work)
+        return arrays
 
     def collect(self) -> int:
         """Takes note of the slots that have come back, and returns how many are free."""
@@ -251,42 +237,3 @@ def allocate_aligned(num_bytes: int) -> NDArray[np.uint8]:
     raw = np.empty(num_bytes + _ALIGNMENT, dtype=np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + num_bytes]
-
-
-@dataclass(eq=False)
-class FilledBatch:
-    """A batch as it leaves the ring."""
-
-    # By field, (B, ...); they keep the slot lent. With manual release they must not be used after `release`.
-    arrays: dict[str, NDArray[Any]]
-    planned: PlannedBatch  # its rows, valid flags and step
-    bytes_read: int  # bytes copied from the file
-    form: SampleForm | None = None  # of the batch; None: the fields the loader was asked for, in that order
-    # Fields that no array holds, as they are handed over, or `PlacedImages`.
-    extra: Mapping[str, Any] = dataclass_field(default_factory=dict)
-    texts: Mapping[str, list[Any]] = dataclass_field(default_factory=dict)  # of a packed file, B each; not for a device
-    work: BatchWork | None = None  # time it took the thread or process that made it; None: not measured
-    # The slot's, uint8 (slot_bytes,), with manual release: arrays are views of it, but for those that were converted.
-    memory: NDArray[np.uint8] | None = None
-    drawn: Any = None  # by transforms, for the batch's samples, when it was filled; see `Pipeline.draw`
-    tensors: dict[str, Any] | None = None  # of the arrays, where whoever filled the slot has made them already
-    _give_back: Callable[[], None] | None = None
-
-    def add_facts(self, *, always: bool) -> None:
-        """Writes row numbers and valid flags to their places in the slot, or adds them: `always`, or if it has others.
-
-        In the slot they go to a device with the samples, in one copy.
-        """
-        for name, fact in (("row", self.planned.rows), ("valid", self.planned.valid)):
-            place = self.arrays.get(name)
-            fits = place is not None and (place.ndim, place.dtype) == (1, fact.dtype) and len(place) >= len(fact)
-            if place is not None and fits and self.memory is not None:
-                place[: len(fact)] = fact
-            elif always or place is not None:
-                self.arrays[name] = fact
-
-    def release(self) -> None:
-        """Gives the slot back; only for streams with manual release, where nothing else does."""
-        give_back, self._give_back = self._give_back, None
-        if give_back is not None:
-            give_back()

@@ -10,29 +10,28 @@ What nvJPEG may refuse, or give other colours (RGB and CMYK JPEGs, damaged ones)
 from __future__ import annotations
 
 import queue
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastload.dataset import as_handed_over
-from fastload.device import Pins
-from fastload.format.header import PackedFile
+from fastload.device import Backend, Pins
 from fastload.format.ragged import JPEG
 from fastload.images.jpeg import has_end, scan_jpeg
-from fastload.plan import PlannedBatch
-from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.augmentation import Augmentation
+from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.ring import allocate_aligned
-from fastload.prefetch.row_transformer import use_one_torch_thread, writable
-from fastload.read.rows import Rows
+from fastload.prefetch.stage import Layout, Opened, Stage, Where
+from fastload.prefetch.stages.rows import writable
+from fastload.prefetch.work import Work
 from fastload.read.table import LocatedIndex
 from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
 from fastload.transforms.engine.place import place_varied_coordinates
 from fastload.transforms.engine.placement import PlacedImages, Placement, windows
+from fastload.transforms.engine.size_head import SizeHead
 
 PINNED_BYTES = 2**28
 """Most pinned memory that a thread uses for bytes on their way to the device; a larger batch has memory of its own."""
@@ -41,68 +40,54 @@ PINNED_BYTES = 2**28
 _UNSEEN, _BY_DEVICE, _BY_CPU = range(3)
 
 
-def slot_fields(
-    file: PackedFile, gathered: Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]], moved: Collection[str]
-) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
-    """Returns name, shape and dtype of gathered fields of a sample, as they lie in a slot; float32 where moved."""
-    one = as_handed_over(file, {name: np.empty((1, *shape), dtype) for name, shape, dtype in gathered})
-    float32 = np.dtype(np.float32)
-    return [(name, array.shape[1:], float32 if name in moved else array.dtype) for name, array in one.items()]
-
-
-class DeviceDecoder:
-    """Fills slots with the fields other than images, and adds the images as `PlacedImages`. Any thread may call it.
+class DecodeOnDevice(Stage):
+    """Adds the images of a batch as `PlacedImages`, beside the slot.
 
     Args:
-        options: of the loader; `decodes_on_device` is set.
-        reader: of the dataset's fields.
-        pins: pins memory for the bytes; closed when no thread fills any more.
+        data: of the loader, with stored JPEGs.
+        augmentation: its transforms; the head's count as done.
+        head: those that give images one size; None: they have one.
     """
 
-    def __init__(self, options: Resolved, reader: Rows, pins: Pins) -> None:
-        dataset, backend = options.packed.dataset, options.backend
-        assert backend is not None, "there is a device"
-        self._file, self._reader, self._backend = dataset.file, reader, backend
-        self._head, self._augmentation = options.size_head, options.augmentation
-        self._channels = options.packed.image_spec()[0][0]
-        self._staging = StagingPool(pins)
-        self._known = np.full(self._file.num_rows, _UNSEEN, np.uint8)
-        self._gathered = [item for item in dataset.layout() if item[0] != "images"]
-        self.fields = slot_fields(
-            self._file, self._gathered, self._augmentation.coordinates if self._head is not None else ()
-        )
-        self.views: dict[str, torch.dtype] = {}
+    where = Where.THREAD
 
-    def fill(self, epoch: int, planned: PlannedBatch, slot: dict[str, Any]) -> int:
-        """Reads a batch of an epoch into a slot's arrays, (B, ...), adds "images"; returns the bytes of its rows.
+    def __init__(self, data: PackedInput, backend: Backend, augmentation: Augmentation, head: SizeHead | None) -> None:
+        self._data, self._backend, self._augmentation, self._head = data, backend, augmentation, head
+        self._channels = data.image_spec()[0][0]
+        self._known = np.full(data.dataset.file.num_rows, _UNSEEN, np.uint8)
+        self.why = "decode='device', and the device decodes JPEGs"
+
+    def open(self, opened: Opened) -> None:
+        """Takes the reader, and pinned memory."""
+        assert opened.pins is not None, "there is a device"
+        self._reader, self._staging = opened.reader, StagingPool(opened.pins)
+
+    def output(self, given: Layout) -> Layout:
+        """Returns the same fields, as images lie in no slot; what moves with them is float32."""
+        coordinates = self._augmentation.coordinates if self._head is not None else ()
+        return given | {name: (given[name][0], np.dtype(np.float32)) for name in coordinates if name in given}
+
+    def run(self, work: Work) -> None:
+        """Decodes, and waits until the images are on the device.
 
         Raises:
             FormatError: a sample is damaged; names it.
             OptionError: an image is too small for its crop.
         """
-        use_one_torch_thread()
-        rows = planned.rows
-        read = {name: np.empty((len(rows), *shape), dtype) for name, shape, dtype in self._gathered}
-        num_bytes = self._reader.gather(rows, read)  # which checks the rows, and that the file is the same
-        made = as_handed_over(self._file, read)
-        index = self._reader.encoded("images").index(rows)
+        index = self._reader.encoded("images").index(work.rows)
         sizes = index.shape[:, :2].astype(np.int64)
-        lap("reading")
         if self._head is None:
             placement = windows(np.zeros_like(sizes), sizes[:1])  # as they are: they have one size
         else:
-            found = self._head.placement(sizes, self._augmentation.draws(epoch, planned))
+            found = self._head.placement(sizes, self._augmentation.draws(work.epoch, work.whole))
             assert found is not None, "one placement says it"
-            placement, known = found, self._augmentation.coordinates
-            moved = {name: torch.from_numpy(made[name]) for name in known if name in made}
-            made |= {name: values.numpy() for name, values in place_varied_coordinates(moved, found, known).items()}
-        for name, values in made.items():
-            slot[name][:] = values
+            placement = found
+            work.fields |= place_varied_coordinates(work.fields, found, self._augmentation.coordinates)
         lap("transform")
         with span("decode"), self._staging.taken() as staging:
-            slot["images"] = self._decoded(rows, index, placement, staging)
+            work.extra["images"] = self._decoded(work.rows, index, placement, staging)
         lap("decoding")
-        return num_bytes + int(index.bytes.sum())
+        work.copied.append(int(index.bytes.sum()))
 
     def _decoded(
         self, rows: NDArray[np.int64], index: LocatedIndex, placement: Placement, staging: _Staging

@@ -1,0 +1,280 @@
+"""`Producer`: makes a loader's batches by its recipe, epoch after epoch, ahead of their use, in order, on their device.
+
+    free slot -> pool (threads or processes) -> oldest work -> side stream -> Work
+
+    epoch 0 [batches ...............]                 epoch 1 [batches ...
+    made    [...............][first ones of epoch 1]  [...
+
+The choice of what is made next is a guess: the next epoch, as far as the loop will go. A wrong guess wastes reads.
+
+On the CPU a batch is the slot's memory itself. For CUDA each slot (pinned memory, uint8) is copied on a side stream:
+
+    side stream      [copy 1][copy 2]      [copy 3]
+    compute stream           [step 1          ][step 2          ]
+    slot                     ^ 1 free  ^ 2 free
+
+- The copy of batch n + 1 begins before batch n is handed over, if the pool has it ready, else at the next call.
+- The compute stream waits for the copy's event; the host waits for nothing while slots are free.
+- A pinned slot never leaves this module. It goes back to the pool after its copy's event, queried at each hand-over.
+- Device tensors come from torch's caching allocator, on the side stream; `record_stream` tells it that the compute
+  stream reads them, so that memory a user lets go is not written to by the next copy while a kernel still reads it.
+
+CUDA is reached through a `Backend`, so that the rules above are tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from fastload.device import Backend
+from fastload.plan import EpochPlan, PlannedBatch
+from fastload.prefetch.process_pool import ProcessPool
+from fastload.prefetch.recipe import Recipe, load_cache
+from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.ring import SLOTS_IN_COPY, Slot
+from fastload.prefetch.run import Pool, Run
+from fastload.prefetch.stage import Where
+from fastload.prefetch.thread_pool import ThreadPool
+from fastload.prefetch.work import Epochs, Work
+from fastload.system.threads import ShortSwitchInterval
+from fastload.timing.probe import Probe, span
+
+
+class Producer(Iterator[Work]):
+    """The batches of the epoch that was begun last, in order, on their device. An iterator for one thread.
+
+    A pass is expected to take all batches of its epoch, or, if the last two passes were left after the same number of
+    batches, as many: then no more of each epoch are made, and the next epoch's first ones follow. If it goes on beyond,
+    the rest of its epoch is made from there on.
+
+    Args:
+        options: of the loader.
+        recipe: of its batches.
+        slots_in_copy: most slots kept while copies run, 1 or more. The ring has at least two more, so that it can fill
+            one and keep one ready meanwhile.
+
+    Attributes:
+        pool: makes the batches; None: it was not opened.
+    """
+
+    def __init__(self, options: Resolved, recipe: Recipe, *, slots_in_copy: int = SLOTS_IN_COPY) -> None:
+        assert slots_in_copy >= 1, "a batch in copy holds a slot"
+        self._options, self._recipe, self._slots_in_copy = options, recipe, slots_in_copy
+        self._side = recipe.at(Where.SIDE_STREAM)
+        self.pool: Pool | None = None
+        self._pool_of_parent: Pool | None = None
+        self._pid = os.getpid()
+        self._probe: Probe | None = None
+        self._run: Run | None = None  # makes one epoch after another; None: nothing is made
+        self._ahead: EpochPlan | None = None  # the epoch whose first batch it gives next; None: it is amid one
+        self._stop = 0  # batches of each epoch that it gives; 0: all
+        self._left_after = 0  # batches after which the last pass was left, and after which the next one will be
+        self._usual_end = 0  # 0: at the epoch's end
+        self._switches: ShortSwitchInterval | None = None  # while a pass runs
+        self._split: deque[Work] = deque()  # left of the work that was taken last
+        self._copying: deque[tuple[Any, Slot]] = deque()  # slots that the device may still read, oldest first
+        self._begun: deque[Work] = deque()  # with a copy that has begun, not handed over yet: two at most
+
+    def open(self, workers: int | None = None) -> int:
+        """Opens the pool, if there is none that can be used; returns the bytes of a cache that was filled for it.
+
+        `workers`: processes, where they are to be other than in the recipe.
+        """
+        options, recipe = self._options, self._recipe
+        if self._pid != os.getpid():
+            # Kept, though of no use: freeing device memory needs the device, which a forked child cannot use.
+            self._pool_of_parent = self.pool if options.cache is not None else None
+            self._forget()
+            self.pool, self._pid = None, os.getpid()
+        pool = self.pool
+        if pool is not None and (not pool.usable or workers not in (None, pool.number)):
+            self.close()
+        if self.pool is not None:
+            return 0
+        cache = load_cache(options) if options.cache is not None else None
+        if options.data.runs_python:
+            self.pool = ProcessPool(options, replace(recipe, workers=workers or recipe.workers))
+        else:
+            self.pool = ThreadPool(options, recipe, cache)
+        return cache.nbytes if cache is not None else 0
+
+    def begin(self, plan: EpochPlan, probe: Probe | None = None) -> None:
+        """Begins a pass over a plan's epoch, or the rest of it, whether it was made ahead or not.
+
+        The probe takes note of when batches are there; None: nobody measures.
+        """
+        assert self.pool is not None, "it is open"
+        is_ahead = self._ahead == plan and (probe is None) == (self._probe is None)
+        self._plan, self._probe, self._taken = plan, probe, 0
+        if self._run is None or not is_ahead:
+            self._read_on(0, self._usual_end)
+        self._ahead = None
+        if self.pool.short_switches:
+            self._switches = ShortSwitchInterval()
+        self.pool.begin_pass()
+
+    def read(self, epochs: Epochs) -> None:
+        """Begins to make the batches of epochs, and ends what was made before."""
+        assert self.pool is not None, "it is open"
+        self.stop()
+        self._run = self.pool.begin(epochs, timed=self._probe is not None)
+
+    # No generator: its frame would keep the last batch alive, and its memory busy, while the user works on it.
+    def __next__(self) -> Work:
+        """Returns the next batch; raises the error of whoever made it, with its traceback."""
+        if self._stop > 0 and self._taken == self._stop:
+            self._read_on(self._taken)
+        backend = self._options.backend
+        work = self._filled() if backend is None else self._copied(backend)
+        self._taken += 1
+        return work
+
+    _taken = 0
+
+    def depth(self) -> int | None:
+        """Returns how many batches lie ready; None: not known."""
+        return self._ready() if self._run is not None else None
+
+    def end(self) -> None:
+        """Ends the pass. Unless it took what was expected, nothing more is made."""
+        taken, planned = self._taken, self._plan.num_steps
+        left_after = taken if taken < planned else 0
+        self._usual_end, self._left_after = left_after if left_after == self._left_after else 0, left_after
+        if self._switches is not None:
+            self._switches.end()
+        if taken == planned or taken == self._stop > 0:
+            self._ahead = self._plan.following
+        else:
+            self.stop()
+
+    def stop(self) -> None:
+        """Throws away what was made ahead: waits for copies that still run, and gives back all slots."""
+        run, backend = self._run, self._options.backend
+        try:
+            if backend is not None and self._pid == os.getpid():  # a forked child has no device
+                self._begun.clear()
+                self._give_back(backend)
+        finally:
+            self._forget()
+            if run is not None and self.pool is not None:
+                self.pool.leave(run)
+
+    def close(self) -> None:
+        """Throws away what was made ahead, and closes the pool. Batches handed over stay valid."""
+        self.stop()
+        if self.pool is not None and self._pid == os.getpid():
+            self.pool.close()
+            self.pool = None
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if getattr(self, "_copying", None) and not _is_finalizing():
+            self.stop()
+
+    def _forget(self) -> None:
+        self._run, self._ahead, self._stop = None, None, 0
+        self._split.clear()
+
+    def _read_on(self, done: int, stop: int = 0) -> None:
+        """Begins to make the epoch after its first `done` batches, and those after it; `stop`: so many of each."""
+        self.read(_epochs_from(self._plan, self._options, done, stop or None))
+        self._stop = stop
+
+    def _filled(self) -> Work:
+        """Returns the next batch in its slot."""
+        if self._split:
+            return self._split.popleft()
+        run, pool = self._run, self.pool
+        if run is None or pool is None or run.closed:
+            raise StopIteration
+        try:
+            pool.ask(run)
+            work = pool.first(run)
+            if work is not None:
+                self._split.extend(pool.hand_over(run, work))
+                del work
+                return self._split.popleft()
+        except BaseException as error:
+            self._split.clear()
+            pool.fail(run, error)
+            raise
+        pool.leave(run)
+        raise StopIteration
+
+    def _ready(self) -> int:
+        """Returns how many batches `_filled` would give without waiting, and without an error."""
+        run, pool = self._run, self.pool
+        if run is None or pool is None or run.closed:
+            return 0
+        return len(self._split) + pool.depth(run)
+
+    def _copied(self, backend: Backend) -> Work:
+        """Returns the next batch on its device."""
+        try:
+            return self._next_copied(backend)
+        except BaseException:
+            self._begun.clear()
+            self._give_back(backend)
+            raise
+
+    def _next_copied(self, backend: Backend) -> Work:
+        probe = self._probe
+        while self._copying and backend.finished(self._copying[0][0]):
+            self._release()
+        if not self._begun:
+            self._give_back(backend, leave=self._slots_in_copy - 1)  # out of slots: the only wait of the host
+            self._begin_next(backend)
+            if not self._begun:
+                raise StopIteration
+        if len(self._copying) < self._slots_in_copy and self._ready():
+            self._begin_next(backend)
+        if probe is not None:
+            probe.in_copy = len(self._begun) - 1
+            probe.note_ready()
+        work = self._begun.popleft()
+        backend.hand_over(work.event, work.memory)
+        if probe is not None:
+            probe.note_copied()
+        return work
+
+    def _begin_next(self, backend: Backend) -> None:
+        try:
+            work = self._filled()
+        except StopIteration:
+            return
+        try:
+            with span("copy"), backend.side_stream():
+                for stage in self._side:
+                    stage.run(work)
+        finally:
+            # Also when memory ran out half way: what was begun still reads the slot.
+            work.event = backend.record()
+            self._copying.append((work.event, work.slot))
+        self._begun.append(work)
+
+    def _give_back(self, backend: Backend, leave: int = 0) -> None:
+        """Waits for copies, the oldest first, until so many are left, and gives back their slots."""
+        while len(self._copying) > leave:
+            backend.synchronize(self._copying[0][0])
+            self._release()
+
+    def _release(self) -> None:
+        _, slot = self._copying.popleft()
+        if self.pool is not None:
+            self.pool.release(slot)
+
+
+def _epochs_from(
+    plan: EpochPlan | None, options: Resolved, done: int, stop: int | None
+) -> Iterator[tuple[int, Iterator[PlannedBatch]]]:
+    """Yields the epochs' numbers, and their batches. No method: who reads ahead must not keep who is read for."""
+    while plan is not None:
+        planned = plan.batches(options.share.rank, done, stop)
+        if (selected := options.data.selected) is not None:
+            planned = (batch.selected(selected, options.data.mentions) for batch in planned)
+        yield plan.epoch, planned
+        plan, done = plan.following, 0

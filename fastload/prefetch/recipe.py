@@ -1,0 +1,383 @@
+"""The recipe of a loader's batches: which stages make them, where each runs, and why. Modes are decided here alone."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastload.errors import OptionError
+from fastload.plan import PlannedBatch, rank_share
+from fastload.prefetch.augmentation import Augmentation
+from fastload.prefetch.inputs import PackedInput
+from fastload.prefetch.resolved import Resolved, default_workers
+from fastload.prefetch.row_cache import RowCache, empty_cache
+from fastload.prefetch.stage import Stage, Where
+from fastload.prefetch.stages.cached import FetchCached, FillCache, GatherCached, HoldCached, WriteIndex
+from fastload.prefetch.stages.cut import CutRows
+from fastload.prefetch.stages.device_decode import DecodeOnDevice
+from fastload.prefetch.stages.own_sizes import (
+    PIXELS,
+    DecodeOwnSizes,
+    JoinPixels,
+    PadImages,
+    SaySizes,
+    SendPixels,
+    SetPixelsApart,
+    TransformEach,
+)
+from fastload.prefetch.stages.rows import GatherRows, MappedImages, Present, ReadTexts, Store, WhileHeld, WriteFacts
+from fastload.prefetch.stages.samples import Samples
+from fastload.prefetch.stages.to_device import CopySlot
+from fastload.prefetch.stages.transform import DrawNumbers, TransformAtUse, TransformInThread
+from fastload.system import native
+from fastload.transforms import ImageSpec, check_pipeline
+from fastload.transforms.engine.size_head import SizeHead, find_placed_head, find_size_head
+from fastload.transforms.tv_tensors import refuse_torchvision
+
+# Read at a time while a cache is filled: three slots of so many bytes, and one a thread, are pinned meanwhile.
+_LOAD_BYTES = 16 * 2**20
+
+_log = logging.getLogger("fastload")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The stages of a loader's batches, in order.
+
+    Attributes:
+        stages: in the order in which a batch passes them.
+        augmentation: the loader's transforms.
+        workers: threads that read, or processes that run Python.
+        threads: those of them that this process starts; of processes, one that sends requests.
+        ahead: slots that are filled ahead.
+        computes: whether the threads decode or transform, and do not only copy.
+        own_sizes: whether images keep sizes of their own.
+        decodes: whether stored images are decoded by threads.
+    """
+
+    stages: tuple[Stage, ...]
+    augmentation: Augmentation
+    workers: int
+    threads: int
+    ahead: int
+    computes: bool = False
+    own_sizes: bool = False
+    decodes: bool = False
+
+    def at(self, where: Where) -> tuple[Stage, ...]:
+        """Returns the stages that run somewhere, in order."""
+        return tuple(stage for stage in self.stages if stage.where is where)
+
+    def describe(self) -> str:
+        """Returns a line a stage: its name, where it runs, and why it is there."""
+        steps = [step for stage in self.stages for step in stage.steps()]
+        width = max(len(type(step).__name__) for step in steps)
+        where = max(len(step.where.value) for step in steps)
+        lines = [f"{type(one).__name__:{width}}  {one.where.value:{where}}  {one.why}".rstrip() for one in steps]
+        return "\n".join(lines)
+
+
+def make_recipe(options: Resolved) -> Recipe:
+    """Returns the stages for a loader's data and options.
+
+    Raises:
+        OptionError: transforms that do not fit the images, or ragged images without a transform that gives them one
+            size. What Python code makes is looked at before the first batch.
+    """
+    data, transforms, backend = options.data, options.transforms, options.backend
+    packed = data if isinstance(data, PackedInput) and not data.runs_python else None
+    own_sizes = options.form.kind != "stack" and packed is not None
+    head = None
+    if packed is not None and own_sizes:
+        head = _placed_head(options, packed)
+    elif packed is not None and packed.ragged:
+        head = _size_head(options, packed)
+    coordinates = data.dataset.coordinates() if isinstance(data, PackedInput) else {}
+    if packed is not None and transforms:
+        _check_transforms(packed, transforms, head, own_sizes=own_sizes)
+    augmentation = Augmentation(transforms, options.plan.seed, options.share.rank, data.ignore_index, coordinates)
+    in_threads = packed is not None and backend is None and options.echo == 1
+    in_threads = in_threads and (augmentation.in_threads or (own_sizes and not transforms))
+    if head is not None:
+        # On the CPU flips cost nothing more there; elsewhere each echo flips anew.
+        head = head.with_flips() if in_threads and not own_sizes else head
+        augmentation = replace(augmentation, done=head.count)
+    left = augmentation.transforms[augmentation.done :]
+    by_device = isinstance(data, PackedInput) and _decodes_on_device(options, data, head)
+    if packed is None:
+        return _of_samples(options, augmentation)
+    if options.cache is not None:
+        return _of_cache(options, packed, augmentation)
+    dataset, names = packed.dataset, [name for name, _, _ in packed.dataset.layout()]
+    use: list[Stage] = []
+    if own_sizes:
+        assert head is not None, "it may be empty"
+        pads, at_use = options.form.kind == "pad", Where.USE
+        apart: tuple[str, ...] = PIXELS
+        each, pad = TransformEach(packed, augmentation, at_use), PadImages(options.form, data.ignore_index, at_use)
+        leaves = backend is None and in_threads and pads
+        made: list[Stage] = [DecodeOwnSizes(packed, augmentation, head, leaves=leaves)]
+        if in_threads:
+            each.where = pad.where = Where.THREAD
+            made += [each] * bool(left) + [pad] * pads
+        else:
+            use = [each] * bool(left) + [pad] * pads
+        made += [SendPixels()] * (backend is not None) + [SetPixelsApart()]
+        use = [JoinPixels(), *use, SaySizes(options.form)]
+    elif by_device:
+        assert backend is not None, "it decodes"
+        apart = ("images",)
+        made = [DecodeOnDevice(packed, backend, augmentation, head)]
+        use = [JoinPixels(), TransformAtUse(augmentation, "the same kernel cuts the decoded images")]
+    else:
+        ragged = [name for name in PIXELS if name in dataset.file.fields and dataset.file.fields[name].ragged]
+        apart, rest = tuple(ragged) if head is not None else (), left if in_threads else ()
+        made = [CutRows(dataset, augmentation, head, rest)] if head is not None else []
+        mapped = MappedImages(dataset.file) if rest and head is None else None
+        made += [TransformInThread(augmentation, mapped)] if rest else []
+        if left and not in_threads:
+            use = [TransformAtUse(augmentation, _why_at_use(options, augmentation))]
+    computes = bool(made)
+    gathered = [name for name in names if name not in apart]
+    if computes:
+        source = mapped if not own_sizes and not by_device else None
+        reading: list[Stage] = [
+            WhileHeld([GatherRows(dataset, gathered, into_slot=False, mapped=source), *made, Store()])
+        ]
+    else:
+        reading = [GatherRows(dataset, gathered, into_slot=True)]
+    reading += [ReadTexts(dataset, options.read, alone=False)] if dataset.text_fields else []
+    file = None if computes else dataset.file
+    workers = options.workers or default_workers(
+        data,
+        options.plan.batch_size,
+        computing=in_threads or (packed.ragged and not by_device),
+        # Decoding them on the device takes little of a CPU, and each batch in flight all the memory of its images.
+        to_device=backend is not None and not by_device,
+    )
+    if backend is None:
+        stages = [*reading, Present(file), *use]
+    else:
+        spec = head.spec if head is not None else None
+        if spec is None and "images" in dataset.fields:
+            shape, dtype = packed.image_spec()
+            spec = ImageSpec(*shape, dtype)
+        draws = [DrawNumbers(augmentation, options.uses, spec)] if use and not own_sizes else []
+        stages = [WriteFacts(), *reading, *draws, CopySlot(backend, file), *use]
+    return Recipe(
+        tuple(stages),
+        augmentation,
+        workers=workers,
+        threads=workers,
+        ahead=workers,
+        computes=computes,
+        own_sizes=own_sizes,
+        decodes=packed.ragged,
+    )
+
+
+def _of_samples(options: Resolved, augmentation: Augmentation) -> Recipe:
+    """Returns the recipe for samples that Python code makes; their form is known with the first one."""
+    backend, transforms = options.backend, augmentation.transforms
+    stages: list[Stage] = [Samples(options.data)]
+    if backend is not None:
+        stages += [DrawNumbers(augmentation, options.uses, None)] if transforms else []
+        stages += [CopySlot(backend, None)]
+    stages += [TransformAtUse(augmentation, "the samples come from Python code")] if transforms else []
+    workers = options.workers or default_workers(options.data, options.plan.batch_size, computing=True, to_device=False)
+    return Recipe(tuple(stages), augmentation, workers=workers, threads=1, ahead=workers)
+
+
+def _of_cache(options: Resolved, packed: PackedInput, augmentation: Augmentation) -> Recipe:
+    """Returns the recipe for rows that are cached."""
+    dataset, backend, location = packed.dataset, options.backend, options.cache
+    assert backend is not None and location is not None, "rows are cached for a device"
+    shape, dtype = packed.image_spec() if "images" in dataset.fields else ((0, 0, 0), torch.uint8)
+    spec = ImageSpec(*shape, dtype) if "images" in dataset.fields else None
+    stages: list[Stage] = [WriteFacts(), WriteIndex(dataset, location)]
+    stages += [ReadTexts(dataset, options.read, alone=True)] if dataset.text_fields else []
+    stages += [DrawNumbers(augmentation, options.uses, spec), CopySlot(backend, None)]
+    stages += [HoldCached(), GatherCached()] if location == "device" else [FetchCached(backend)]
+    stages.append(TransformAtUse(augmentation, "the same kernel gathers cached rows"))
+    workers = options.workers or default_workers(
+        packed, options.plan.batch_size, computing=packed.ragged, to_device=True
+    )
+    # One thread is enough for some numbers a sample, and is a few batches ahead.
+    return Recipe(tuple(stages), augmentation, workers=workers, threads=1, ahead=2, decodes=packed.ragged)
+
+
+def load_cache(options: Resolved) -> RowCache:
+    """Returns a cache of the rows of a rank's share, or of all, with the fields asked for, read in the file's order.
+
+    Raises:
+        CacheError: the memory is not there.
+        FileChangedError: the file was written to or truncated.
+    """
+    from fastload.prefetch.producer import Producer
+
+    location, backend = options.cache, options.backend
+    assert location is not None and backend is not None, "rows are cached for a device"
+    begun_s = time.perf_counter()
+    data, positions = options.packed, options.plan.rows
+    if options.keeps_share:
+        rank, world_size = options.share
+        own = rank_share(len(positions), rank=rank, world_size=world_size)
+        positions = positions[own.start : own.stop]
+    rows = data.rows_in_file(positions)
+    cache = empty_cache(data.dataset, rows, location, backend)
+    names = ", ".join(data.dataset.fields)
+    what = f'cache="{location}": {len(rows):,} rows of {data.name} ({names}; {cache.nbytes:,} bytes)'
+    _log.info("%s are being read into memory", what)
+    batch_rows = max(1, min(len(rows), _LOAD_BYTES * len(rows) // max(1, cache.nbytes)))
+    plan = replace(options.plan, batch_size=batch_rows, shuffle=False, fixed_pieces=0)
+    in_file_order = replace(options, plan=plan, cache=None, transforms=(), echo=1)
+    parts = (np.asarray(rows[first : first + batch_rows], np.int64) for first in range(0, len(rows), batch_rows))
+    planned = (PlannedBatch(part, np.ones(len(part), np.bool_), len(part), n) for n, part in enumerate(parts))
+    fill = FillCache(cache, backend, batch_rows)
+    gather = GatherRows(data.dataset, [name for name, _, _ in data.dataset.layout()], into_slot=True)
+    workers = options.workers or default_workers(data, batch_rows, computing=data.ragged, to_device=True)
+    no_transforms = Augmentation((), 0, 0, 0, {})
+    recipe = Recipe((gather, fill), no_transforms, workers=workers, threads=workers, ahead=workers)
+    producer = Producer(in_file_order, recipe)
+    try:
+        producer.open()
+        producer.read([(0, planned)])
+        for _ in producer:
+            pass
+    finally:
+        producer.close()
+    took_s = time.perf_counter() - begun_s
+    _log.info("%s were read in %.1f s (%.2f GB/s)", what, took_s, cache.nbytes / max(took_s, 1e-9) / 1e9)
+    return replace(cache, damaged=frozenset(fill.damaged))
+
+
+def why_slow(options: Resolved, recipe: Recipe) -> str:
+    """Returns why the reading threads decode, crop or transform images slowly here; "" if they do not, or fast."""
+    data = options.data
+    if not isinstance(data, PackedInput) or data.runs_python:
+        return ""
+    if any(isinstance(step, DecodeOnDevice) for stage in recipe.stages for step in stage.steps()):
+        return ""
+    on_cpu = options.backend is None and bool(recipe.augmentation.transforms)
+    if not (recipe.decodes or recipe.computes or on_cpu):
+        return ""
+    return native.why_slow(data.seems_to_have_jpegs)
+
+
+def _check_transforms(
+    packed: PackedInput, transforms: Sequence[Any], head: SizeHead | None, *, own_sizes: bool
+) -> None:
+    fields = packed.dataset.fields
+    if "images" not in fields:
+        raise OptionError(
+            f"transform: the batch has no images, its fields are {', '.join(fields)}. Add images to fields, or "
+            f"leave transform out."
+        )
+    shape, dtype = packed.image_spec()
+    done = 0
+    if own_sizes:
+        shape = (shape[0], *packed.sizes()[0].tolist())
+    elif head is not None:
+        shape = head.spec.channels, head.spec.height, head.spec.width
+        done = head.count
+    check_pipeline(transforms, shape, dtype, fields, packed.dataset.coordinates(), done=done)
+
+
+def check_list(transforms: object) -> tuple[Any, ...]:
+    """Returns the argument `transform` as a tuple. Raises OptionError where it is no list, or of torchvision."""
+    given: Any = () if transforms is None else transforms
+    refuse_torchvision(given)
+    if not isinstance(given, Sequence):
+        check_pipeline(given, (0, 0, 0), torch.uint8, ())  # which refuses it
+    return tuple(given)
+
+
+def _why_at_use(options: Resolved, augmentation: Augmentation) -> str:
+    if options.backend is not None:
+        return "on the device, uint8 has crossed the bus"
+    if options.echo != 1:
+        return "each echo draws anew"
+    slow = [one for one in augmentation.transforms if not getattr(one, "thread_safe", False)]
+    return f"{type(slow[0]).__name__} may not run in threads" if slow else "each use draws anew"
+
+
+def _decodes_on_device(options: Resolved, packed: PackedInput, head: SizeHead | None) -> bool:
+    """Whether stored JPEGs are decoded by the device, and cut there when a batch is handed over; warns if not."""
+    if packed.dataset.decode != "device" or not packed.has_jpegs():
+        return False
+    if reason := _why_not_on_device(options, packed, head):
+        warnings.warn(f'{packed.name}: decode="device": JPEGs are decoded by the CPU: {reason}.', stacklevel=4)
+    return not reason
+
+
+def _why_not_on_device(options: Resolved, data: PackedInput, head: SizeHead | None) -> str:
+    """Returns why stored JPEGs cannot be decoded by the device; empty if they can. The data are JPEGs."""
+    (channels, _, _), dtype = data.image_spec()
+    if options.backend is None:
+        return "the loader has no device; give FastLoader device='cuda'"
+    if data.runs_python:
+        return "the dataset's own transform is Python, which runs in processes"
+    if options.form.kind != "stack":
+        return f'batch="{options.form.kind}" sends images as they are'
+    if options.cache is not None:
+        return f"cache={options.cache!r} keeps decoded images"
+    if "masks" in data.dataset.fields:
+        return "masks are cut with their images by the CPU"
+    if dtype != torch.uint8 or channels == 4:
+        return f"of images of {channels} channels and {dtype}"
+    if head is not None and (head.pads or head.resizes > 1):
+        return "the transforms that give the images one size pad them, or resize them twice"
+    return options.backend.why_no_jpegs()
+
+
+def _placed_head(options: Resolved, data: PackedInput) -> SizeHead:
+    """Returns the leading transforms to run in the threads that read images of their own sizes, maybe none."""
+    what = f'batch="{options.form.kind}"'
+    if "images" not in data.dataset.fields:
+        raise OptionError(f"{what}: the batch has no images. Add images to fields, or leave batch out.")
+    if options.cache is not None:
+        raise OptionError(f"{what}: cache={options.cache!r} caches images of one size. Leave one of them out.")
+    for transform in options.transforms:
+        if getattr(transform, "mixes", False):
+            raise OptionError(
+                f"{what}: {type(transform).__name__} mixes images of one size, and these keep their own. Leave it "
+                f"out, or give them one size (RandomResizedCrop, Resize) and leave batch out."
+            )
+    (channels, _, _), dtype = data.image_spec()
+    once = options.echo == 1 and data.dataset.file.fields["images"].ragged is not None
+    return find_placed_head(options.transforms if once else (), channels, dtype, name=data.name)
+
+
+def _size_head(options: Resolved, data: PackedInput) -> SizeHead | None:
+    """Returns the leading transforms to run in the threads that read ragged rows.
+
+    Required for images that differ in size; for JPEGs of one size, they save decoding where each is used once.
+    """
+    if "images" not in data.dataset.fields:
+        if data.varied:
+            raise OptionError(
+                f"{data.name}: its masks differ in size, and are brought to one size with their images. Add images "
+                f"to fields."
+            )
+        return None
+    if data.varied and options.cache is not None:
+        raise OptionError(
+            f"{data.name}: cache={options.cache!r} caches images of one size, and these differ in size. Leave cache "
+            f"out, or pack them with `fastload pack --size`."
+        )
+    if not data.varied and (options.cache is not None or options.echo != 1):
+        return None  # each echo cuts anew
+    (channels, _, _), dtype = data.image_spec()
+    try:
+        return find_size_head(options.transforms, channels, dtype, name=data.name)
+    except OptionError:
+        if data.varied:
+            raise
+        return None

@@ -1,0 +1,152 @@
+"""Batches from a cache of rows: a batch is its indices, and what was drawn for it; some dozen bytes a sample.
+
+Rows in device memory are gathered when they are used, images by the kernel that transforms them (`ImageRows`). Rows in
+host memory are gathered over the bus by a kernel on the side stream, behind the copy of their indices and ahead of
+their use, and are then a batch like any other on the device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fastload.dataset import PackedDataset
+from fastload.device import Backend
+from fastload.prefetch.resolved import Location
+from fastload.prefetch.ring import INNER, SlotField
+from fastload.prefetch.row_cache import RowCache
+from fastload.prefetch.stage import Opened, Stage, Where
+from fastload.prefetch.work import Work
+from fastload.read.row_errors import sample_error
+
+_INDEX = f"{INNER}index"
+"""The field of a slot, int64 (B,), that says which of the cached rows a batch consists of."""
+
+
+class WriteIndex(Stage):
+    """Writes into the slot which of the cached rows a batch consists of."""
+
+    where = Where.THREAD
+
+    def __init__(self, dataset: PackedDataset, location: Location) -> None:
+        self._file = dataset.file
+        self._cache: RowCache | None = None
+        self.why = f"all rows are cached in {location} memory"
+
+    def open(self, opened: Opened) -> None:
+        """Takes the cache."""
+        self._cache = opened.cache
+
+    def beside(self, batch_size: int) -> list[SlotField]:
+        """Returns the field of the index."""
+        return [SlotField(_INDEX, (batch_size,), np.dtype(np.int64))]
+
+    def run(self, work: Work) -> None:
+        """Writes it. DamagedRowError: a row could not be read when the cache was filled."""
+        cache, rows = self._cache, work.rows
+        assert cache is not None, "the pass is over"
+        if damaged := cache.damaged.intersection(rows.tolist() if cache.damaged else ()):
+            # Shown only where no other row is left to take their place.
+            error = sample_error(self._file, min(damaged), "is damaged, as are all rows of its batch")
+            error.rows = tuple(damaged)
+            raise error
+        work.arrays[_INDEX][:] = cache.index_of(rows)
+
+    def close(self) -> None:
+        """Lets go of the cache."""
+        self._cache = None
+
+
+class FetchCached(Stage):
+    """Brings rows in host memory to the device, behind the copy of their index."""
+
+    where = Where.SIDE_STREAM
+
+    def __init__(self, backend: Backend) -> None:
+        self._cache: RowCache | None = None
+        self._backend = backend
+        self.why = "kernels read pinned memory of the host"
+
+    def open(self, opened: Opened) -> None:
+        """Takes the cache."""
+        self._cache = opened.cache
+
+    def run(self, work: Work) -> None:
+        """Queues what brings them."""
+        cache, index = self._cache, work.inner[_INDEX]
+        assert cache is not None, "the pass is over"
+        fields = cache.fetch(index, torch.from_numpy(work.arrays[_INDEX][: len(index)]), self._backend)
+        work.fields |= fields
+        work.memory += fields.values()
+
+    def close(self) -> None:
+        """Lets go of the cache."""
+        self._cache = None
+
+
+class HoldCached(Stage):
+    """Notes that a batch reads rows in device memory, so that nobody frees them meanwhile."""
+
+    where = Where.SIDE_STREAM
+
+    def __init__(self) -> None:
+        self._cache: RowCache | None = None
+        self.why = "its kernel reads them"
+
+    def open(self, opened: Opened) -> None:
+        """Takes the cache."""
+        self._cache = opened.cache
+
+    def run(self, work: Work) -> None:
+        """Notes them."""
+        assert self._cache is not None, "the pass is over"
+        work.memory += self._cache.tensors.values()
+
+    def close(self) -> None:
+        """Lets go of the cache."""
+        self._cache = None
+
+
+class GatherCached(Stage):
+    """Gathers rows in device memory; images are left to the kernel that transforms them."""
+
+    where = Where.USE
+
+    def __init__(self) -> None:
+        self._cache: RowCache | None = None
+        self.why = "they are in device memory"
+
+    def open(self, opened: Opened) -> None:
+        """Takes the cache."""
+        self._cache = opened.cache
+
+    def run(self, work: Work) -> None:
+        """Gathers."""
+        assert self._cache is not None, "the pass is over"
+        work.fields |= self._cache.gather(work.inner[_INDEX])
+
+    def close(self) -> None:
+        """Lets go of the cache."""
+        self._cache = None
+
+
+class FillCache(Stage):
+    """Copies rows that were read to their places in a cache."""
+
+    where = Where.SIDE_STREAM
+
+    def __init__(self, cache: RowCache, backend: Backend, part_rows: int) -> None:
+        self._cache, self._backend, self._part_rows = cache, backend, part_rows
+        self.damaged = set[int]()  # rows that another one replaces
+        self.why = "it is read once"
+
+    def run(self, work: Work) -> None:
+        """Queues the copy."""
+        self.damaged.update(work.whole.damaged)
+        first, count = work.whole.step * self._part_rows, len(work.rows)  # the last may not fill its slot
+        for name, cached in self._cache.tensors.items():
+            part, read = cached[first : first + count], torch.from_numpy(work.arrays[name][:count])
+            if self._cache.location == "host":
+                part.copy_(read)
+            else:
+                self._backend.fill(part, read)

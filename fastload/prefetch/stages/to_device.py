@@ -1,0 +1,168 @@
+"""Copies a slot to the device, as one piece; a batch's fields are tensors over that copy.
+
+A slot is one copy: with the samples go row numbers, valid flags and the numbers that the transforms' kernel needs.
+Other fields than images are copied out of it on the device, small ones (labels) all at once: a user who keeps the
+labels of an epoch must not keep the memory of images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastload.dataset import as_handed_over
+from fastload.device import Backend
+from fastload.format.header import PackedFile
+from fastload.prefetch.ring import INNER, SlotField
+from fastload.prefetch.stage import Stage, Where
+from fastload.prefetch.work import CHANNELS_FIRST, WORDS, Work
+from fastload.transforms.engine.placement import PlacedImages
+
+
+class CopySlot(Stage):
+    """Copies a slot, uint8 over the bus, within the side stream; what does not lie in it is copied by itself.
+
+    Args:
+        file: whose rows lie in the slot as they are; None: they lie there as they are handed over.
+    """
+
+    where = Where.SIDE_STREAM
+
+    def __init__(self, backend: Backend, file: PackedFile | None) -> None:
+        self._backend, self._file = backend, file
+        self._layout: _SlotLayout | None = None  # which all batches of a ring have
+        self.why = f"to {getattr(backend, 'device', 'the device')}, in one piece"
+
+    def run(self, work: Work) -> None:
+        """Queues the copy."""
+        backend, hosts = self._backend, work.arrays
+        if self._file is not None:
+            hosts = work.arrays = as_handed_over(self._file, work.arrays)
+        if work.in_one_piece:
+            memory = work.slot.memory
+            layout = self._layout = self._layout or _SlotLayout.of(memory, work.arrays)
+            layout = layout.cut(len(work.rows))
+            slot = backend.copy(torch.from_numpy(memory))
+            work.memory.append(slot)
+            storage = slot.untyped_storage()
+            for name, part in layout.large.items():
+                if name.startswith(INNER):
+                    work.inner[name] = part.of(storage)
+                elif name == "images" and not layout.turned:
+                    work.fields[name] = part.of(storage)
+                else:
+                    self._add(work, name, own_copy(part.of(storage), backend, channels_last=name == "images"))
+            if layout.small:
+                small = own_copy(layout.tail.of(storage), backend)
+                work.memory.append(small)
+                storage, begin = small.untyped_storage(), layout.tail.offset
+                work.fields |= {name: part.of(storage, begin) for name, part in layout.small.items()}
+            hosts = {name: work.arrays[name] for name in layout.outside}
+        for name, array in hosts.items():
+            host = torch.from_numpy(array[: len(work.rows)])
+            is_images = name == "images"
+            moved = moved_as_stored(host, backend.copy, backend) if is_images else backend.copy(host.contiguous())
+            self._add(work, name, moved)
+        for pixels in work.extra.values():  # which are on the device already
+            if isinstance(pixels, PlacedImages):
+                work.memory += (pixels.pixels, pixels.layout)
+            elif isinstance(pixels, list) and pixels and isinstance(pixels[0], torch.Tensor) and work.form is None:
+                work.memory += pixels[:1]  # all tensors of a list lie in one piece of memory
+
+    @staticmethod
+    def _add(work: Work, name: str, moved: torch.Tensor) -> None:
+        work.fields[name] = moved
+        work.memory.append(moved)
+
+
+class _Part(NamedTuple):
+    """Where an array lies in memory."""
+
+    offset: int  # in bytes
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]  # in items
+    dtype: torch.dtype
+
+    def cut(self, rows: int) -> _Part:
+        """Returns the first rows of it."""
+        return self._replace(shape=(rows, *self.shape[1:]))
+
+    def of(self, storage: torch.UntypedStorage, begin: int = 0) -> torch.Tensor:
+        """Returns the array in a copy of the memory from byte `begin` on: a tensor by itself, and no view of others.
+
+        So writing to one field does not count as a change of the others, for autograd.
+        """
+        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return empty.set_(storage, (self.offset - begin) // self.dtype.itemsize, self.shape, self.stride)
+
+
+class _SlotLayout(NamedTuple):
+    """Where the fields of a batch lie in its slot, and in a copy of it."""
+
+    large: dict[str, _Part]  # images, those that stay within the loader, and others that are not small
+    small: dict[str, _Part]  # behind them
+    tail: _Part  # uint8, from the first small one on
+    outside: list[str]  # fields that do not lie in the slot, since they were converted
+    turned: bool  # whether images lie there as (C, H, W): they cross the bus so, and are turned by the device
+    rows: int  # that there is room for
+
+    def cut(self, rows: int) -> _SlotLayout:
+        """Returns the layout of a batch of fewer rows in the same slot."""
+        if rows == self.rows:
+            return self
+        large, small = (
+            {name: part if name == WORDS else part.cut(rows) for name, part in parts.items()}
+            for parts in (self.large, self.small)
+        )
+        return self._replace(large=large, small=small)
+
+    @classmethod
+    def of(cls, memory: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]) -> _SlotLayout:
+        """Returns the layout of arrays over a slot's memory."""
+        large, small, outside = dict[str, _Part](), dict[str, _Part](), []
+        for name, array in arrays.items():
+            offset = array.ctypes.data - memory.ctypes.data
+            if not 0 <= offset < memory.nbytes or not np.may_share_memory(memory, array):
+                outside.append(name)
+                continue
+            host = torch.from_numpy(array)
+            host = host.permute(CHANNELS_FIRST) if name == "images" else host
+            part = _Part(offset, tuple(host.shape), host.stride(), host.dtype)
+            (small if SlotField(name, part.shape, array.dtype).small else large)[name] = part
+        begin = min((part.offset for part in small.values()), default=memory.nbytes)
+        assert all(part.offset < begin for part in large.values()), "small fields lie behind the others"
+        tail, images = _Part(begin, (memory.nbytes - begin,), (1,), torch.uint8), arrays.get("images")
+        turned = images is not None and not torch.from_numpy(images).is_contiguous()
+        rows = max((len(array) for name, array in arrays.items() if name != WORDS), default=0)
+        return cls(large, small, tail, outside, turned, rows)
+
+
+def own_copy(source: torch.Tensor, backend: Backend, *, channels_last: bool = False) -> torch.Tensor:
+    """Returns a dense copy of a device tensor, made by the current stream; `channels_last` of images (B, C, H, W)."""
+    batch, *inside = source.shape
+    shape = (batch, *inside[1:], inside[0]) if channels_last else (batch, *inside)
+    copy = backend.empty(shape, source.dtype)
+    copy = copy.permute(CHANNELS_FIRST) if channels_last else copy
+    backend.fill(copy, source)
+    return copy
+
+
+def moved_as_stored(
+    images: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor], backend: Backend | None = None
+) -> torch.Tensor:
+    """Returns images (N, H, W, C), moved by a function of dense tensors, (B, C, H, W) in channels_last memory.
+
+    Images stored as (C, H, W) are moved in that layout and transposed on the device, on the side stream if the backend
+    is given.
+    """
+    channels_first = images.permute(CHANNELS_FIRST)
+    if images.is_contiguous() or not channels_first.is_contiguous():
+        return move(images.contiguous()).permute(CHANNELS_FIRST)
+    moved = move(channels_first)
+    if backend is None:
+        return moved.contiguous(memory_format=torch.channels_last)
+    return own_copy(moved, backend, channels_last=True)

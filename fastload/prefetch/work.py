@@ -1,0 +1,221 @@
+"""`Work`: a batch on its way from the plan to the training loop, in one object from end to end.
+
+    PlannedBatch --slot--> Work: filled by threads or processes --> on its device --> once for each use --> Batch
+
+Small batches of one epoch are filled several at a time: a work then has members, and is split before it is handed over.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastload.plan import PlannedBatch
+from fastload.prefetch.ring import INNER, SampleForm, Slot
+from fastload.timing.results import BatchWork
+
+if TYPE_CHECKING:
+    from fastload.prefetch.fill_threads import Orders
+
+T = TypeVar("T", NDArray[Any], list[Any], torch.Tensor)
+
+CHANNELS_FIRST = (0, 3, 1, 2)
+
+WORDS = f"{INNER}words"
+"""The field of a slot, int32, that the numbers of transforms are written to; see `Pipeline.draw`."""
+
+Epochs = Iterable[tuple[int, Iterator[PlannedBatch]]]
+"""Epochs one after another: their numbers, and their batches with rows of the file or indices of the dataset."""
+
+ReplaceDamaged = Callable[[PlannedBatch, Collection[int]], PlannedBatch | None]
+"""Returns a batch with damaged rows replaced by others of it; None: none is left. See `PlannedBatch.without`."""
+
+
+@dataclass(eq=False)
+class Work:
+    """A batch on its way, or several small ones in one slot; stages change it in place.
+
+    A pool's thread plans and fills it, and says so by `done`; from then on it is the producer's.
+    """
+
+    slot: Slot
+    orders: Orders  # what the threads do with it
+    epoch: int = 0
+    planned: PlannedBatch | None = None  # all of its rows; None: not planned yet, or there are no more
+    members: Sequence[PlannedBatch] = ()  # the batches that it is split into
+    # By field, (B, ...): of the slot, cut to its rows; on a device whole, and those beside them that were converted.
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    # By field, as far as stages have made them: tensors (B, ...), images (B, C, H, W) in channels_last memory, lists of
+    # tensors of their own sizes, `ImageRows` or `PlacedImages`.
+    fields: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)  # fields that no slot can hold: lists, `PlacedImages`, Python's
+    texts: dict[str, list[Any]] = field(default_factory=dict)  # of a packed file, B each; they go to no device
+    form: SampleForm | None = None  # of the batch; None: the fields the loader was asked for, in that order
+    drawn: Any = None  # by transforms, for the samples, when it was filled; see `Pipeline.draw`
+    copied: list[int] = field(default_factory=list)  # bytes that were read for it, by stage or part
+    costs: list[BatchWork] = field(default_factory=list)  # what its parts cost, if that is measured
+    in_one_piece: bool = True  # whether its arrays lie in the slot, which is copied to a device as a whole
+    lent: dict[str, NDArray[Any]] | None = None  # by `Ring.lend`, ahead of the hand-over; they keep the slot
+    split: list[Work] = field(default_factory=list)  # its members as they are handed over, over the lent arrays
+
+    # On a device. The slot may be filled again after `event`; its arrays must not be read then.
+    inner: dict[str, torch.Tensor] = field(default_factory=dict)  # fields that stay within the loader
+    memory: list[torch.Tensor] = field(default_factory=list)  # device tensors that it is read from
+    event: Any = None  # of its copy
+
+    # For one of its uses.
+    origin: Work | None = None  # that is used
+    echo: int = 0
+    last: bool = True  # whether it is not used again; else nothing handed over shares its memory
+    facts: dict[str, Any] = field(default_factory=dict)  # about its samples, for `Batch`
+
+    # Of the thread that fills it, and of the process that it asks.
+    error: BaseException | None = None  # came instead
+    done: bool = False  # whether no thread will touch it any more
+    thread: int | None = None  # that has it, by its number; the last one of several
+    parts: int = 1  # in which its rows are filled, each by a thread
+    begun_parts: int = 0
+    failed: bool = False  # whether a part could not be filled, so that the whole is filled anew, for its error
+    left: list[None] = field(default_factory=list)  # of parts that are not ended, one each
+    number: int = 0  # of the request to a process
+    worker: int = 0  # that is asked
+    run: int = 0  # number of the run that asks
+    timed: bool = False  # whether the result says what it cost
+    sent: bool = False
+    result: Any = None  # the process's, when it has arrived
+
+    def __post_init__(self) -> None:
+        self.left = [None] * (self.parts - 1)
+
+    def plan(self, epoch: int, members: Sequence[PlannedBatch]) -> None:
+        """Notes the batches of an epoch that it is to be made of."""
+        self.epoch, self.members, self.planned = epoch, members, joined(members)
+
+    @property
+    def whole(self) -> PlannedBatch:
+        """The plan of all its rows, once it has one."""
+        assert self.planned is not None, "it was planned"
+        return self.planned
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The rows of its samples, int64 (B,)."""
+        return self.whole.rows
+
+    @property
+    def bytes_read(self) -> int:
+        """The bytes read for it."""
+        return sum(self.copied)
+
+    @property
+    def cost(self) -> BatchWork | None:
+        """The cost of making it; None: it was not measured."""
+        return functools.reduce(operator.add, self.costs) if self.costs else None
+
+    @cached_property
+    def targets(self) -> dict[str, torch.Tensor]:
+        """The slot's arrays as tensors, images (B, C, H, W); bfloat16 where the slot holds that as uint16."""
+        return fields_on_cpu(self.arrays, self.orders.views)
+
+    def in_slot(self) -> None:
+        """Sets `arrays` to the slot's, cut to the rows: the last batch of an epoch may not fill it."""
+        count = len(self.rows)
+        self.arrays = {name: array[:count] for name, array in self.slot.arrays.items() if name != WORDS}
+        self.__dict__.pop("targets", None)
+
+    def part(self, some: slice) -> Work:
+        """Returns a work for some of its samples, in the same slot."""
+        made = Work(self.slot, self.orders, self.epoch, self.whole.part(some))
+        made.arrays = {name: array[some] for name, array in self.slot.arrays.items() if name != WORDS}
+        return made
+
+    def replan(self, damaged: Collection[int], replace: ReplaceDamaged) -> bool:
+        """Leaves damaged rows out of its batches; False if one has no others, or none of these rows."""
+        found = [replace(member, damaged) for member in self.members]
+        members = [member for member in found if member is not None]
+        if len(members) < len(found) or all(map(operator.is_, members, self.members)):
+            return False
+        self.plan(self.epoch, members)
+        return True
+
+    def for_use(self, echo: int, *, last: bool) -> Work:
+        """Returns a copy for one of its uses, which stages may change: fields and facts are its own."""
+        made = copy.copy(self)
+        made.origin, made.echo, made.last = self, echo, last
+        made.fields, made.extra, made.facts = dict(self.fields), dict(self.extra), dict(self.facts)
+        return made
+
+    def last_part(self) -> bool:
+        """Ends a part; returns whether it was the last one. By one call of a list, which no thread comes between."""
+        try:
+            self.left.pop()
+        except IndexError:
+            return True
+        return False
+
+    def finish(self) -> None:
+        """Says that it is done. Set before it is queued: Ctrl-C may lose what a queue gives, and never that."""
+        self.done = True
+        self.orders.done_one.put(None)
+
+
+def joined(members: Sequence[PlannedBatch]) -> PlannedBatch:
+    """Returns the plan of all rows of some batches of an epoch."""
+    if len(members) == 1:
+        return members[0]
+    known = [batch.times is not None for batch in members]
+    times = None
+    if any(known):
+        zeros = [np.zeros(len(batch.rows), np.int64) if batch.times is None else batch.times for batch in members]
+        times = np.concatenate(zeros)
+    return PlannedBatch(
+        rows=np.concatenate([batch.rows for batch in members]),
+        valid=np.concatenate([batch.valid for batch in members]),
+        global_valid=sum(batch.global_valid for batch in members),
+        step=members[0].step,
+        times=times,
+    )
+
+
+def coalesced(epochs: Epochs, group: int) -> Iterator[tuple[int, list[PlannedBatch]]]:
+    """Yields so many batches of an epoch at a time, with its number; the last ones of each may be fewer."""
+    for epoch, planned in epochs:
+        while members := list(islice(planned, group)):
+            yield epoch, members
+
+
+def split(arrays: Mapping[str, T], members: Sequence[PlannedBatch]) -> list[dict[str, T]]:
+    """Returns the part of arrays, or lists, that belongs to each batch; they may have room for more."""
+    ends = list(itertools.accumulate((len(member.rows) for member in members), initial=0))
+    if len(ends) == 2 and all(len(array) == ends[1] for array in arrays.values()):
+        return [dict(arrays)]
+    pairs = itertools.pairwise(ends)
+    return [{name: array[first:end] for name, array in arrays.items()} for first, end in pairs]
+
+
+def fields_on_cpu(arrays: Mapping[str, NDArray[Any]], views: Mapping[str, torch.dtype] | None = None) -> dict[str, Any]:
+    """Returns the arrays as tensors of the same memory, which they keep alive; "images" permuted to (B, C, H, W).
+
+    `views` gives the torch dtype of fields whose arrays hold another dtype of the same size.
+    """
+    # Permuted by NumPy: torch gives up the GIL in permute, and waits 0.5 ms on average to get it back while another
+    # thread runs pure Python.
+    fields = {
+        name: torch.from_numpy(array.transpose(CHANNELS_FIRST) if name == "images" else array)
+        for name, array in arrays.items()
+    }
+    for name, dtype in (views or {}).items():
+        if name in fields:
+            fields[name] = fields[name].view(dtype)
+    return fields
