@@ -278,7 +278,7 @@ class RowTransformer:
         """Returns the file's images, uint8 (N, H, W, C), or None where they are not mapped as such."""
         field = self._file.fields["images"]
         mapped = self._reader.mapped("images")
-        if mapped is None or field.dtype != np.uint8 or image_axes(self._file) == "CHW":
+        if mapped is None or field.ragged is not None or field.dtype != np.uint8 or image_axes(self._file) == "CHW":
             return None
         shape = field.shape if len(field.shape) == 3 else (*field.shape, 1)
         return torch.from_numpy(writable(mapped)).view(len(mapped), *shape)
