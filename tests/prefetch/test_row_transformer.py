@@ -179,6 +179,8 @@ def test_jpegs_of_one_size_need_no_transform(photos, tmp_path):
     assert whole.shape == (6, 3, 40, 50)
     decoded = [decode_row(jpeg(image), 1, image.shape, 1, np.dtype(np.uint8)) for image in images]
     assert torch.equal(whole, torch.from_numpy(np.stack(decoded)).permute(0, 3, 1, 2))
+    (flipped,) = next(iter(FastLoader(path, 6, shuffle=False, transform=[RandomHorizontalFlip(p=1)])))
+    assert torch.equal(flipped, whole.flip(3)), "without a transform that gives them a size either"
     (cut,) = next(iter(FastLoader(path, 6, shuffle=False, transform=TRAINING)))
     assert (cut.int() - one_by_one(decoded, TRAINING).int()).abs().max() <= 1
 

@@ -74,7 +74,8 @@ class MappedImages:
     def open(self, reader: Rows) -> bool:
         """Takes the mapping, and returns whether there is one."""
         field, mapped = self._file.fields["images"], reader.mapped("images")
-        if mapped is not None and field.dtype == np.uint8 and image_axes(self._file) != "CHW":
+        plain = field.ragged is None and field.dtype == np.uint8 and image_axes(self._file) != "CHW"
+        if mapped is not None and plain:
             shape = field.shape if len(field.shape) == 3 else (*field.shape, 1)
             self.rows = torch.from_numpy(writable(mapped)).view(len(mapped), *shape)
         return self.rows is not None
