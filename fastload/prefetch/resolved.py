@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fastload.device import Backend
 from fastload.distributed.ranks import Nodes, Share, cpus_of_rank, local_ranks, local_world_size
-from fastload.errors import OptionError
+from fastload.errors import OptionError, level_of_the_user
 from fastload.plan import ChunkWindow, Echo, EpochPlan, MixedEcho, PlannedBatch
 from fastload.prefetch.device_stage import SLOTS_IN_COPY
 from fastload.prefetch.fill_threads import WORDS, ReplaceDamaged
@@ -157,7 +157,6 @@ class Resolved:
     backend: Backend | None  # of the device; None for the CPU
     cache: Location | None  # where rows are cached; None: nowhere
     timeout_s: float = 0.0  # for which the loop waits for a batch; 0: for ever
-    skip_damaged: bool = False  # whether damaged rows are replaced, and are no error
     form: BatchForm = _STACKED
     augmentation: Augmentation = _NO_TRANSFORMS  # all transforms; it counts the size head's as done
     # For ragged images, the transforms that the reading threads run to give them one size; None: there are none. For
@@ -174,6 +173,11 @@ class Resolved:
     def replace_damaged(self) -> ReplaceDamaged | None:
         """Returns a batch without these rows, see `PlannedBatch.without`; None: they are an error."""
         return partial(PlannedBatch.without, world_size=self.share.world_size) if self.skip_damaged else None
+
+    @property
+    def skip_damaged(self) -> bool:
+        """Whether damaged rows are replaced, and are no error."""
+        return self.data.skips_damaged
 
     def patience(self) -> Patience:
         """Returns the time limit of a new stream's waits."""
@@ -297,7 +301,8 @@ class Resolved:
         if not (isinstance(data, PackedInput) and data.dataset.decode == "device" and data.has_jpegs()):
             return options
         if reason := why_not_on_device(options):
-            warnings.warn(f'{data.name}: decode="device": JPEGs are decoded by the CPU: {reason}.', stacklevel=3)
+            said = f'{data.name}: decode="device": JPEGs are decoded by the CPU: {reason}.'
+            warnings.warn(said, stacklevel=level_of_the_user())
         return replace(options, decodes_on_device=not reason)
 
     @cached_property
