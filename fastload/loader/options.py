@@ -105,13 +105,11 @@ class Workers:
     timeout: float = 0
 
     def __post_init__(self) -> None:
+        others = ', "auto" or None'
         if is_whole(self.number) and self.number == 0:
-            raise OptionError(
-                "workers=0: batches are made by threads, or by processes where samples take Python code, 1 or more. To "
-                "debug a transform, look at dataset[0] in this process."
-            )
+            others += "; to debug a transform in this process, look at dataset[0]"
         if self.number is not None and not (isinstance(self.number, str) and self.number == "auto"):
-            check_whole("workers", self.number, least=1, others=', "auto" or None')
+            check_whole("workers", self.number, least=1, others=others)
         check_timeout(self.timeout)
 
 

@@ -19,6 +19,7 @@ import torch
 from child_processes import in_a_fork
 from late_backend import LateBackend
 from small_files import write_random
+from small_loaders import loader_of
 
 from fastload.dataset import PackedDataset
 from fastload.distributed import ranks
@@ -85,7 +86,7 @@ def test_the_dataset_tells_the_number_of_samples_as_that_of_a_dataloader_does(pa
 @pytest.mark.parametrize("read", ["map", "pread"])
 @pytest.mark.parametrize("shuffle", [True, False, "full", "chunk", ChunkWindow(2)])
 def test_order_is_the_plans_whatever_the_workers(packed, shuffle, read):
-    orders = [rows_of(FastLoader(packed, 7, shuffle=shuffle, workers=workers, read=read)) for workers in (1, 2, 4)]
+    orders = [rows_of(loader_of(packed, 7, shuffle=shuffle, workers=workers, read=read)) for workers in (1, 2, 4)]
     assert orders[0] == orders[1] == orders[2]
     plan = FastLoader(packed, 7, shuffle=shuffle)._epochs.plan
     assert orders[0] == [batch.rows.tolist() for batch in plan.batches(0)]
@@ -166,7 +167,7 @@ def wait_until_read_ahead(iterator):
 
 @pytest.mark.parametrize("options", [{"read": "map"}, {"read": "pread"}, {"transform": [RandomHorizontalFlip()]}])
 def test_a_file_truncated_or_written_while_training_is_an_error(tmp_path, options):
-    loader = FastLoader(write_random(tmp_path / "a.h5", **WHOLE), 4, **options)
+    loader = loader_of(write_random(tmp_path / "a.h5", **WHOLE), 4, **options)
     iterator = iter(loader)
     next(iterator)
     wait_until_read_ahead(iterator)  # truncated in the middle of a copy, a mapped file kills the process (SIGBUS)
@@ -244,7 +245,7 @@ def test_transforms_run_late_and_their_draws_depend_on_the_sample_alone(packed, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"read": "mmap"}, '"map" or "pread"'),
+        ({"batch": "rows"}, r"""batch='rows' is not known; choose "stack", "list", "pad", List"""),
         ({"workers": "fast"}, """workers='fast': give a whole number, 1 or more, "auto" or None"""),
         ({"workers": 0}, "workers=0: give a whole number"),
         ({"workers": 1.5}, "workers=1.5: give"),
