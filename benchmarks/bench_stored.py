@@ -369,7 +369,7 @@ with peak_memory(os.getpid(), 0.01) as peak:
     for _ in range(2):
         for (images,) in loader:
             pass
-ring = loader._feed._ring
+ring = loader._producer.pool.ring
 print(json.dumps({"beyond": peak[0] - before - len(ring.slots) * ring.slot_bytes}))
 """
 
