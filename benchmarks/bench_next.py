@@ -16,7 +16,9 @@ spun: after 10 ms of adding to 4 MB over and over, as where a step computes: twi
 
 `us` is the processor time of the calling thread (`time.thread_time_ns`): reading threads, and waits for them, do not
 count. `us_mean` has in it the planning of some thousand rows every few batches. `raw`: rows read by threads. `cached`:
-rows kept on the device. `echo`: each batch used twice in turn, fresh (`echo-0`) and again (`echo-1`).
+rows kept on the device. `echo`: each batch used twice in turn, fresh (`echo-0`) and again (`echo-1`). `draw`: of a
+reading thread and not of `next()`, the planning of a batch of rows in full shuffle and the numbers that its transforms
+draw; most of it holds the GIL.
 """
 
 from __future__ import annotations
@@ -39,14 +41,18 @@ import torch
 import harness
 from fastload import FastLoader
 from fastload.device import Backend, DeviceMemory
-from fastload.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop
+from fastload.plan import EpochPlan
+from fastload.transforms import Draws, ImageSpec, Normalize, RandomHorizontalFlip, RandomResizedCrop
 from fastload.transforms.engine import gpu
+from fastload.transforms.engine.pipeline import Pipeline
 from sample_files import write_packed
 
-KINDS = {"raw": {}, "cached": {"cache": "device"}, "echo": {"echo": 2}}
+KINDS: dict[str, dict[str, Any]] = {"raw": {}, "cached": {"cache": "device"}, "echo": {"echo": 2}}
 BATCH_SIZES = (256, 1024)
 PAUSE_S = 0.01
 TARGETS = {"warm": "<= 50", "slept": "<= 200", "spun": "<= 200"}  # of 256 images, no echoes
+TARGET_DRAWN = "<= 300"
+TRANSFORM = [RandomResizedCrop(224), RandomHorizontalFlip(), Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))]
 
 
 class MetaClock:
@@ -144,9 +150,8 @@ PAUSES: dict[str, Callable[[], None]] = {"warm": lambda: None, "slept": lambda: 
 def times(data: Path, kind: str, pause: str, batch_size: int, count: int) -> dict[str, dict[str, float]]:
     """Microseconds of next() in a loop of so many batches: by use, medians and 90th percentiles."""
     without_kernel()
-    transform = [RandomResizedCrop(224), RandomHorizontalFlip(), Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))]
-    options: dict[str, Any] = KINDS[kind]
-    loader = FastLoader(data, batch_size, transform=transform, device=MetaBackend(), share=None, **options)
+    options = KINDS[kind]
+    loader = FastLoader(data, batch_size, transform=TRANSFORM, device=MetaBackend(), share=None, **options)
     echo = options.get("echo", 1)
     found: dict[int, list[float]] = {use: [] for use in range(echo)}
     batches, step = iter(loader), 0
@@ -166,12 +171,28 @@ def times(data: Path, kind: str, pause: str, batch_size: int, count: int) -> dic
             found[step % echo].append(spent / 1e3)
         step += 1
     loader.close()
-    named = {f"{kind}-{use}" if echo > 1 else kind: np.array(values) for use, values in found.items()}
+    return {f"{kind}-{use}" if echo > 1 else kind: summary(values) for use, values in found.items()}
+
+
+def drawing(pause: str, batch_size: int, count: int) -> dict[str, dict[str, float]]:
+    """Microseconds of planning a batch and drawing its numbers, of so many batches of an epoch."""
+    plan = EpochPlan(range((count + 10) * batch_size), batch_size=batch_size, shuffle="full", seed=1)
+    pipeline = Pipeline(TRANSFORM, ImageSpec(3, 256, 256, torch.uint8))
+    words = np.empty(pipeline.num_words(batch_size), np.int32)
+    found: list[float] = []
+    batches = plan.batches(0)
+    for _ in range(count + 10):
+        PAUSES[pause]()
+        began = time.thread_time_ns()
+        pipeline.draw(Draws(1, 0, next(batches).rows), 1, words)
+        found.append((time.thread_time_ns() - began) / 1e3)
+    return {"draw": summary(found[10:])}
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """The median, the 90th percentile and the mean."""
     return {
-        name: {
-            "us": float(np.median(values)), "us_p90": float(np.percentile(values, 90)), "us_mean": float(values.mean())
-        }
-        for name, values in named.items()
+        "us": float(np.median(values)), "us_p90": float(np.percentile(values, 90)), "us_mean": float(np.mean(values))
     }  # fmt: skip
 
 
@@ -187,7 +208,7 @@ def visited(checkout: Path, words: list[str]) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Measure, and append the records."""
-    parser = harness.command_line(__doc__, "next", figures=KINDS, pairs=3)
+    parser = harness.command_line(__doc__, "next", figures=[*KINDS, "draw"], pairs=3)
     parser.add_argument("--pauses", nargs="+", choices=PAUSES, default=list(PAUSES), help="before each call")
     parser.add_argument("--rows", type=int, default=50_000, help="images of 32x32x3 (default: 50,000)")
     parser.add_argument("--batches", type=int, default=100, help="of each figure (default: 100)")
@@ -196,7 +217,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.one:
         data, kind, pause, batch_size, count = options.one
-        print(json.dumps(times(Path(data), kind, pause, int(batch_size), int(count))))
+        if kind == "draw":
+            print(json.dumps(drawing(pause, int(batch_size), int(count))))
+        else:
+            print(json.dumps(times(Path(data), kind, pause, int(batch_size), int(count))))
         return
     if options.quick:
         options.rows, options.batches, options.pairs = 400, 3, 1
@@ -221,7 +245,8 @@ def main() -> None:
                 for key in ("us", "us_p90", "us_mean")
             }
             about = {"rows": options.rows, "row_shape": [32, 32, 3], "batch_size": batch_size}
-            target = TARGETS[pause] if batch_size == 256 and kind != "echo" else ""
+            target = TARGET_DRAWN if kind == "draw" else TARGETS[pause]
+            target = target if batch_size == 256 and kind != "echo" else ""
             journal.note(f"{figure}-{batch_size}-{pause}", target=target, file=about, **values)
 
 

@@ -67,7 +67,7 @@ class Draws:
             key = mix64((mix64(int(seed) + _GOLDEN) ^ (int(epoch) & _WORD)) + _GOLDEN)
             rows = np.ascontiguousarray(rows, np.int64)
             if native.library() is not None:
-                times = None if times is None else np.ascontiguousarray(times)
+                times = None if times is None else np.ascontiguousarray(times, np.int64)
                 self._made = native.draw_keys(key, rows, times, int(echo) & _WORD, echoes)
                 return self._made
             keys = _mix(rows.view(np.uint64) ^ np.uint64(key))

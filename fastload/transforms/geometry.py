@@ -371,15 +371,16 @@ class RandomResizedCrop(PlacedTransform):
 
 def _drawn_natively(moves: list[tuple[int, PlacedTransform]], sizes: Whole, draws: Draws) -> Placement | None:
     """Returns the joint placement as native.c draws it; None where NumPy has to."""
-    numbers = [_NATIVE.get(type(transform)) for _, transform in moves]
-    if not len(draws) or None in numbers or sum(transform.resizes for _, transform in moves) > 1:
+    known = all(type(transform) in _NATIVE for _, transform in moves)
+    if not len(draws) or not known or sum(transform.resizes for _, transform in moves) > 1:
         return None
-    packed = [given(index, transform) for given, (index, transform) in zip(numbers, moves, strict=True)]
+    packed = [_NATIVE[type(transform)](index, transform) for index, transform in moves]
     found = native.draw_placement(draws.keys, sizes, packed)
     if found is None:
         return None
     (first, window, scaled, offset), turned = found
-    padding, fill = None, (0.0,)
+    padding: PaddingMode | None = None
+    fill: tuple[float, ...] = (0.0,)
     for _, transform in moves:
         if isinstance(transform, RandomCrop) and transform.pads(sizes):
             padding, fill = transform.padding_mode, transform.fill
@@ -398,8 +399,9 @@ def _move(
     ratio: Sequence[float] = (1, 1),
 ) -> bytes:
     log_ratio = (math.log(end) for end in ratio)
-    kind_number = native.MOVES.index(kind)
-    return native.MOVE.pack(kind_number, stream, *size, *padding, option, p, *scale, *log_ratio, *ratio)
+    return native.MOVE.pack(
+        native.MOVES.index(kind), stream, *size, *padding, option, p, *scale, *log_ratio, *ratio
+    )  # as the struct Move of native.c
 
 
 _NATIVE: dict[type, Callable[[int, Any], bytes]] = {

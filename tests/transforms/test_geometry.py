@@ -20,8 +20,8 @@ from fastload.transforms import (
     RandomResizedCrop,
     RandomVerticalFlip,
     Resize,
+    geometry,
 )
-from fastload.transforms import geometry
 from fastload.transforms.engine import place, resample
 from fastload.transforms.engine.place import gather
 from fastload.transforms.geometry import joint_placement
