@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -173,13 +173,20 @@ class Backend:
         """Waits on the host until the device has done all work, on every stream."""
         torch.cuda.synchronize(self.device)
 
-    def record(self) -> Any:
-        """Returns an event that is finished when all work that the side stream was given so far is."""
-        return self._marked(self._stream)
+    def kernels(self) -> AbstractContextManager[Any]:
+        """Returns a context for launching kernels on what the side stream copies."""
+        return nullcontext()
 
-    def _marked(self, stream: Any) -> Any:
+    def record(self, again: Any = None) -> Any:
+        """Returns an event that is finished when all work that the side stream was given so far is.
+
+        `again`: an event that nobody waits for any more, to be that one.
+        """
+        return self._marked(self._stream, again)
+
+    def _marked(self, stream: Any, again: Any = None) -> Any:
         # Who waits for it sleeps: else `synchronize` keeps a CPU busy for as long as a copy takes.
-        event = cuda_event(blocking=True)
+        event = cuda_event(blocking=True) if again is None else again
         event.record(stream)
         return event
 
