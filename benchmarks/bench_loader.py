@@ -97,7 +97,7 @@ class Bench:
 
     def ring_slots(self, loader: FastLoader) -> int:
         """Slots of the loader's ring, so that the base gets as many; after an epoch, when there is one."""
-        ring = loader._feed._ring  # no public name: a user has no use for it
+        ring = loader._producer.pool.ring  # no public name: a user has no use for it
         assert ring is not None, "the loader has run an epoch"
         return len(ring.slots)
 
@@ -343,7 +343,7 @@ peak = 0
 for step, batch in enumerate(loader):
     if step % 8 == 0:
         peak = max(peak, process_memory(os.getpid()))
-ring_bytes = loader._feed._ring.slot_bytes * len(loader._feed._ring.slots)
+ring_bytes = loader._producer.pool.ring.slot_bytes * len(loader._producer.pool.ring.slots)
 print(json.dumps({"beyond_bytes": peak - before - ring_bytes, "ring_bytes": ring_bytes}))
 """
 

@@ -363,13 +363,13 @@ from fastload.transforms import RandomCrop, RandomHorizontalFlip, RandomResizedC
 path, batch, read, way = sys.argv[1:]
 before = process_memory(os.getpid())
 crop = RandomResizedCrop(224) if way == "crops" else RandomCrop(448, pad_if_needed=True)
-images = PackedDataset(path, fields=("images",))
-loader = FastLoader(images, int(batch), workers=2, transform=[crop, RandomHorizontalFlip()], read=read)
+images = PackedDataset(path, fields=("images",), read=read)
+loader = FastLoader(images, int(batch), workers=2, transform=[crop, RandomHorizontalFlip()])
 with peak_memory(os.getpid(), 0.01) as peak:
     for _ in range(2):
         for (images,) in loader:
             pass
-ring = loader._feed._ring
+ring = loader._producer.pool.ring
 print(json.dumps({"beyond": peak[0] - before - len(ring.slots) * ring.slot_bytes}))
 """
 

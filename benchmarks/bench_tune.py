@@ -28,7 +28,7 @@ import torch
 from torch.utils.data import Dataset
 
 import harness
-from fastload import FastLoader
+from fastload import FastLoader, PackedDataset
 from fastload.format.header import read_header
 from fastload.prefetch.process_stream import ProcessFeed
 from fastload.profiling.bench.passes import repeat_epochs, run_for, touch_batch
@@ -62,9 +62,11 @@ class Case:
 
     def loader(self, candidate: Candidate | None = None, **more: Any) -> FastLoader:
         """With the candidate's arguments, or the default ones."""
+        source = self.source
         if candidate is not None:
-            more = {"workers": candidate.workers, "shuffle": candidate.shuffle, "read": candidate.read} | more
-        return FastLoader(self.source, self.batch_size, share=None, **(self.options | more))
+            more = {"workers": candidate.workers, "shuffle": candidate.shuffle} | more
+            source = PackedDataset(source, read=candidate.read) if isinstance(source, Path) else source
+        return FastLoader(source, self.batch_size, share=None, **(self.options | more))
 
 
 class Bench:

@@ -29,7 +29,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +37,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import harness
-from fastload import FastLoader, PackedDataset, pack_images
+from fastload import FastLoader, List, PackedDataset, Pad, pack_images
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop, Resize
 
 BATCH, SIDE, THREADS = 16, 224, 2
@@ -103,17 +102,17 @@ class Bench:
 
     def list(self) -> None:
         """Lists of images over decoding alone."""
-        self._own_sizes("list", [])
-        self._own_sizes("list", [Resize(320), RandomHorizontalFlip()])
+        self._own_sizes(List(), [])
+        self._own_sizes(List(), [Resize(320), RandomHorizontalFlip()])
 
     def pad(self) -> None:
         """Padded images over decoding alone."""
-        self._own_sizes("pad", [])
-        self._own_sizes("pad", [], group_by="aspect")
-        self._own_sizes("pad", [Resize(320), RandomHorizontalFlip()])
+        self._own_sizes(Pad(), [])
+        self._own_sizes(Pad(group_by="aspect"), [])
+        self._own_sizes(Pad(), [Resize(320), RandomHorizontalFlip()])
 
-    def _own_sizes(self, form: Any, transform: builtins.list[object], **more: Any) -> None:
-        with_loader = FastLoader(self.packed, BATCH, batch=form, transform=transform, workers=THREADS, **more)
+    def _own_sizes(self, form: List | Pad, transform: builtins.list[object]) -> None:
+        with_loader = FastLoader(self.packed, BATCH, batch=form, transform=transform, workers=THREADS)
 
         def loaded() -> float:
             begin, images = time.perf_counter(), 0
@@ -125,7 +124,7 @@ class Bench:
         for way in (loaded, alone.rate):
             way()
         result = harness.compare(loaded, alone.rate, pairs=self.options.pairs)
-        name = f"{form}-resized" if transform else f"{form}-grouped" if more else form
+        name = type(form).__name__.lower() + ("-resized" if transform else "-grouped" if form.group_by else "")
         base = "decoding alone, as many threads"
         self.journal.note(name, target="" if transform else ">= 0.85", file=self.about, base_is=base, **result)
         with_loader.close()
@@ -133,13 +132,13 @@ class Bench:
     def padding(self) -> None:
         """The part of padded batches that is no image."""
         found = {}
-        for group_by in (None, "aspect"):
-            loader = FastLoader(self.packed, BATCH, batch="pad", group_by=group_by)
+        for form in (Pad(), Pad(group_by="aspect")):
+            loader = FastLoader(self.packed, BATCH, batch=form)
             padded = image = 0
             for batch in loader:
                 padded += batch[0][:, 0].numel()
                 image += int(batch.sizes.prod(1).sum())
-            found["grouped" if group_by else "alone"] = 1 - image / padded
+            found["grouped" if form.group_by else "alone"] = 1 - image / padded
             loader.close()
         self.journal.note("padding", file=self.about, **found)
 
@@ -149,7 +148,7 @@ class Bench:
         def ours() -> float:
             cache = self._no_cache()
             begin = time.perf_counter()
-            loader = FastLoader(self.photos, BATCH, transform=CUT, cache_dir=cache)
+            loader = FastLoader(PackedDataset.from_folder(self.photos, cache_dir=cache), BATCH, transform=CUT)
             images = sum(len(batch.rows) for batch in loader)
             seconds = time.perf_counter() - begin
             loader.close()
@@ -169,7 +168,8 @@ class Bench:
 
     def second_epoch(self) -> None:
         """An epoch after packing in the background over one of a file that was packed beforehand."""
-        loader = FastLoader(self.photos, BATCH, transform=CUT, cache_dir=self._no_cache())
+        folder = PackedDataset.from_folder(self.photos, cache_dir=self._no_cache())
+        loader = FastLoader(folder, BATCH, transform=CUT)
         for _ in loader:
             pass
         output = loader.dataset.output  # type: ignore[attr-defined]

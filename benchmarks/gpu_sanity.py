@@ -49,7 +49,8 @@ def sanity(bench: Bench) -> None:
     # Kernels that read the host's memory come after what needs none: a wrong address ends all work of this process.
     processes = PackedDataset(path, fields=["images"], transform=_as_it_is)
     ways: dict[str, tuple[Any, dict[str, Any]]] = {
-        "threads": (path, {}), "pread": (path, {"read": "pread"}), "device cache": (path, {"cache": "device"}),
+        "threads": (path, {}), "pread": (PackedDataset(path, fields=["images"], read="pread"), {}),
+        "device cache": (path, {"cache": "device"}),
         "processes": (processes, {}), "host cache": (path, {"cache": "host"}),
     }  # fmt: skip
     for name, (source, options) in ways.items():

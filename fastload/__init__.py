@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fastload.inspection.info import inspect_file
     from fastload.inspection.verify import verify_file
     from fastload.loader.loader import FastLoader
+    from fastload.loader.options import List, Pad, Workers
     from fastload.pack import pack_images, pack_shard, plan_images
     from fastload.pack.index import index_files
     from fastload.pack.plan_file import index_plan
@@ -69,6 +70,7 @@ __all__ = [
     "ForkError",
     "FormatError",
     "ImageError",
+    "List",
     "Meter",
     "MissingExtraError",
     "MissingFileError",
@@ -79,6 +81,7 @@ __all__ = [
     "OutputError",
     "PackError",
     "PackedDataset",
+    "Pad",
     "ReadError",
     "Remote",
     "RemoteError",
@@ -91,6 +94,7 @@ __all__ = [
     "Weighted",
     "WorkerError",
     "WorkerTimeoutError",
+    "Workers",
     "diagnose",
     "index_files",
     "index_plan",
@@ -111,11 +115,14 @@ _HOMES = {
     "DistributedChunkSampler": "fastload.samplers",
     "EpochPlan": "fastload.plan",
     "FastLoader": "fastload.loader.loader",
+    "List": "fastload.loader.options",
     "Meter": "fastload.profiling.meter",
     "MixedEcho": "fastload.plan",
     "PackedDataset": "fastload.dataset",
+    "Pad": "fastload.loader.options",
     "Remote": "fastload.remote.options",
     "Weighted": "fastload.plan",
+    "Workers": "fastload.loader.options",
     "diagnose": "fastload.profiling.doctor.in_process",
     "index_files": "fastload.pack.index",
     "index_plan": "fastload.pack.plan_file",

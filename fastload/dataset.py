@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, Literal, SupportsIndex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import numpy as np
 import torch
@@ -20,10 +21,20 @@ from torch.utils._pytree import register_pytree_node
 from torch.utils.data import Dataset, default_collate
 from torch.utils.data._utils.collate import collate
 
-from fastload.errors import FileChangedError, FormatError, OptionError, check_split, is_whole, typed
+from fastload.errors import (
+    FileChangedError,
+    FormatError,
+    MissingFileError,
+    OptionError,
+    check_choice,
+    check_split,
+    is_whole,
+    typed,
+)
 from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import PIXEL_FIELDS, Field, FileIdentity, PackedFile, read_header, with_digests
 from fastload.format.joined import open_files
+from fastload.format.valid import folder_of_files
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
 from fastload.read.fields import forms_of_samples, image_axes, text_fields, with_counts
@@ -39,10 +50,14 @@ from fastload.system.text import counted, object_html, object_text
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
 from fastload.transforms.tv_tensors import OnTvTensors, is_v2, refuse_image_transforms
 
+if TYPE_CHECKING:
+    from fastload.pack.unpacked import UnpackedFolder
+
 Sample = tuple[Any, ...]
 Transform = Callable[[Any], Any]
 
 CheckOption = Literal["auto", "always", "first"] | None
+OnDamage = Literal["raise", "skip"]
 
 PLAN_FIELDS = ("row", "valid", "pixel_mask")
 """Fields that are not in the file: `FastLoader` adds them to a batch if they are asked for."""
@@ -88,6 +103,12 @@ class PackedDataset(Dataset[Any]):
             error. "always": each time that a row is read; "first": the first time that this dataset reads it in this
             process (it keeps a bit for each row); None: never. "auto" is "first", and None for files that fastload did
             not write, which have no digests. Unless it is None, the file's header is compared at once.
+        read: "map" copies rows from a memory mapping of the file; "pread" reads them by system calls, which takes two
+            to four times as long, but survives any change to the file by others. "auto" is "pread" on network file
+            systems and the like, else "map"; see docs/damaged-files.md.
+        on_damage: what a `FastLoader` does with damaged rows. "raise": the first one ends the loop. "skip": the next
+            good row of the batch takes its place, with `valid` False; `stats` counts and lists such rows, and the first
+            one is logged. A batch without a good row is an error, as is always a damaged sample asked for by itself.
         remote: where chunks of a URL are cached on this machine, and how they are requested; None: `Remote()`.
 
     Raises:
@@ -105,10 +126,14 @@ class PackedDataset(Dataset[Any]):
         *,
         decode: Literal["cpu", "device"] = "cpu",
         check: CheckOption = "auto",
+        read: Read = "auto",
+        on_damage: OnDamage = "raise",
         remote: Remote | None = None,
     ) -> None:
         self._in_loader = False
-        check_option(check)
+        check_choice("check", check, ("auto", "always", "first", None))
+        check_choice("read", read, ("auto", "map", "pread"))
+        check_choice("on_damage", on_damage, ("raise", "skip"))
         if decode not in ("cpu", "device"):
             raise OptionError(f'PackedDataset(decode={decode!r}): JPEGs are decoded by the "cpu" or the "device"')
         given: object = transform
@@ -135,16 +160,67 @@ class PackedDataset(Dataset[Any]):
         self._digests: dict[str, NDArray[np.uint64]] | None = None  # `PackedFile.digests`, for processes that open it
         self.check: Check | None = None  # when rows are compared with their digests
         self._begin_checks(check)
+        if on_damage == "skip" and self.check is None:
+            raise OptionError(
+                f'on_damage="skip": no row of {self._file.name} is compared with a digest, so none is known to be '
+                f"damaged. It takes a file of `fastload pack`, and check other than None."
+            )
+        self.read: Read = read
+        self.on_damage: OnDamage = on_damage
         if split is not None:
             check_split(self._file.name, split, self._file.splits, without=_HOLD_OUT)
         self._range = range(self._file.num_rows) if split is None else self._file.splits[split]
         self._selected: NDArray[np.int64] | None = None
         self._labels: Mapping[str, Field] = {}  # fields of classes as `only` counts them
         self.fields = _checked_fields(self._file, fields)
-        self._read_mode: Read = "auto"
+        self._of_folder = ""  # what identifies the folder's samples, if the file was packed of one while it was read
         self._window_chunks: int | None = None  # of a shuffle that is expected
         self._reader: Rows | None = None
         _ = self.sample_transform  # says now which fields cannot follow it
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+        check: CheckOption = "auto",
+        read: Read = "auto",
+        on_damage: OnDamage = "raise",
+    ) -> PackedDataset:
+        """Returns the samples of a folder, .zip or .tar of images: of its packed file, if an earlier run left one.
+
+        Else a `FastLoader` packs it in the background (`fastload pack --store source`, in a process of low priority)
+        while it reads the images as they are, and reads the packed file from the next epoch on, once that is complete.
+        Order, random numbers and states are the same before and after. Interrupted packing goes on in the next run.
+
+        Args:
+            folder: path of the folder or archive.
+            cache_dir: folder of the packed file; None: it is `FOLDER.fastload.h5`, next to it.
+            check, read, on_damage: of the packed file, as in `PackedDataset`. Files of images have no digests, so until
+                it is there nothing is compared, and an image that cannot be decoded is an error.
+
+        Raises:
+            SourceError: it cannot be packed; the message is `fastload pack`'s.
+            MissingFileError, OptionError: there is no such folder or archive, or the packed file cannot lie there.
+            FileChangedError: it changed after it was packed.
+            OutputError: the packed file's folder cannot be written.
+        """
+        # Imported here, as who reads packed files does not need the packer.
+        from fastload.pack.unpacked import open_unpacked
+
+        path = Path(folder)
+        if not path.exists():
+            raise MissingFileError(f"{path}: no such folder or archive. Give a folder, .zip or .tar of images.")
+        if not is_unpacked(path):
+            raise OptionError(
+                f"PackedDataset.from_folder({str(path)!r}): this is no folder, .zip or .tar of images. If it is a "
+                f"packed file, give it to PackedDataset or FastLoader."
+            )
+        found = open_unpacked(path, cache_dir)
+        if found.is_packed:
+            return _packed_of(found, check=check, read=read, on_damage=on_damage)
+        return UnpackedDataset(found, check=check, read=read, on_damage=on_damage)
 
     def __setattr__(self, name: str, value: object) -> None:
         if (name in _FIXED and name in self.__dict__) or (name in _FIXED_IN_LOADERS and self._in_loader):
@@ -310,7 +386,7 @@ class PackedDataset(Dataset[Any]):
 
     @property
     def _content(self) -> str:
-        return self.file.header_digest
+        return self._of_folder or self.file.header_digest
 
     def as_chosen(self, other: PackedDataset) -> PackedDataset:
         """Returns this dataset with the samples, fields and transform of another dataset of the same source."""
@@ -329,16 +405,12 @@ class PackedDataset(Dataset[Any]):
             self._window_chunks, self._reader = chunks, None
 
     def reading(self, read: Read) -> PackedDataset:
-        """Returns the same dataset with another way to read, see `Files`."""
-        return self._with(_read_mode=read)
+        """Returns the same dataset with another way to read."""
+        return self._with(read=read)
 
-    def checking(self, check: CheckOption) -> PackedDataset:
-        """Returns the same dataset with another `check`; "auto" leaves it as it is."""
-        if check == "auto" or check == self.check:
-            return self
-        dataset = self._with()
-        dataset._begin_checks(check)
-        return dataset
+    def expecting(self, chunks: int | None) -> PackedDataset:
+        """Returns the same dataset for a loader that shuffles in windows of so many chunks; None: in no windows."""
+        return self._with(_window_chunks=chunks)
 
     def _begin_checks(self, check: CheckOption) -> None:
         """Sets `check`; compares the file's header with its digest unless that was done before."""
@@ -565,7 +637,7 @@ class PackedDataset(Dataset[Any]):
             # Two threads may both open a reader; garbage collection closes the slower one's.
             chunks = self._window_chunks
             cache_chunks = 2 * (chunks or ChunkWindow().chunks)
-            self._reader = self.open_reader(self._read_mode, cache_chunks=cache_chunks, windows=chunks is not None)
+            self._reader = self.open_reader(self.read, cache_chunks=cache_chunks, windows=chunks is not None)
         return self._reader
 
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> Rows:
@@ -620,6 +692,82 @@ class PackedDataset(Dataset[Any]):
         return {name: reader.texts(name, rows) for name in self.text_fields}
 
 
+class UnpackedDataset(PackedDataset):
+    """The samples of a folder in the order of the packed file that is made of them; see `PackedDataset.from_folder`.
+
+    Attributes:
+        output: the packed file, when it is complete.
+    """
+
+    def __init__(self, folder: UnpackedFolder, *, check: CheckOption, read: Read, on_damage: OnDamage) -> None:
+        self._folder, self.output = folder, folder.output
+        self._options: dict[str, Any] = {"check": check, "read": read, "on_damage": on_damage}  # of the packed file
+        super().__init__(folder.path, check=None)
+        self._of_folder = folder.identity
+
+    def _opened(self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> PackedFile:
+        return self._folder.file
+
+    def check_unchanged(self) -> None:
+        """Does nothing: each file is checked when it is read."""
+
+    def packed(self) -> PackedDataset:
+        """Returns the packed file if it is complete; else this dataset, after packing was begun.
+
+        Raises:
+            FileChangedError: the folder changed while it was packed.
+        """
+        if self._folder.is_packed:
+            return _packed_of(self._folder, **self._options).as_chosen(self)
+        self._folder.pack()
+        return self
+
+    def name_of(self, row: int) -> str:
+        """Returns what messages call a sample."""
+        return self._folder.name_of(row)
+
+    def keys_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
+        """Returns the path of each sample (R,) below the folder, as the packed file will have it for its key."""
+        return self._folder.keys_of(rows)
+
+    def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> Rows:
+        """Returns a reader of the folder's files in place of one of the packed file."""
+        return self._folder.open_rows(self.fields)
+
+    def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> Any:
+        """Returns one that announces nothing."""
+        return _NothingAhead()
+
+
+class _NothingAhead:
+    def announce(self, rows: NDArray[np.int64]) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def _packed_of(folder: UnpackedFolder, *, check: CheckOption, read: Read, on_damage: OnDamage) -> PackedDataset:
+    """Returns the packed file of a folder, with its states. Raises FileChangedError if the folder changed."""
+    dataset = PackedDataset(folder.output, check=check, read=read, on_damage=on_damage)
+    folder.check_same(dataset.file)
+    dataset._of_folder = folder.identity
+    return dataset
+
+
+def is_unpacked(path: Path) -> bool:
+    """Whether a path leads to a folder, .zip or .tar of images. Raises OptionError for a folder of packed files."""
+    if path.is_dir() and _holds_packed_only(path):
+        raise folder_of_files(path)
+    return path.is_dir() or (path.suffix.lower() in (".zip", ".tar") and path.is_file())
+
+
+def _holds_packed_only(folder: Path) -> bool:
+    """Whether a folder holds files that end in .h5, and beside them nothing but what packing leaves."""
+    found = {entry.suffix if entry.is_file() else "/" for entry in folder.iterdir() if not entry.name.startswith(".")}
+    return ".h5" in found and found <= {".h5", ".plan", ".part", ".journal", ".meta", ".masks"}
+
+
 def _class_number(file: PackedFile, names: Sequence[str], given: Any) -> int:
     """Returns the number of a class that is named, or given by its number."""
     if isinstance(given, str) and given in names:
@@ -632,7 +780,7 @@ def _class_number(file: PackedFile, names: Sequence[str], given: Any) -> int:
     raise OptionError(f"{file.name}: there is no class {given!r}{hint} It has {shown or 'numbers without names'}.")
 
 
-_FIXED = frozenset(("path", "split", "fields", "check"))
+_FIXED = frozenset(("path", "split", "fields", "check", "read", "on_damage"))
 _FIXED_IN_LOADERS = frozenset(("transform", "decode"))
 
 
@@ -668,12 +816,6 @@ def _header_of(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) 
         return open_files(path)
     file = read_header(path)
     return file if file.path.is_absolute() else replace(file, path=file.path.absolute(), given=str(file.path))
-
-
-def check_option(check: object) -> None:
-    """Raises OptionError unless it is a value of the option `check`."""
-    if check not in ("auto", "always", "first", None):
-        raise OptionError(f'check={check!r} is not known; choose "auto", "always", "first" or None')
 
 
 def as_tensor(value: Any) -> Any:

@@ -35,10 +35,13 @@ from __future__ import annotations
 import numbers
 import os
 import shlex
+import sys
 from typing import TYPE_CHECKING, TypeGuard
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
+
+_PACKAGE = os.path.join(os.path.dirname(__file__), "")
 
 
 def typed(path: str | os.PathLike[str]) -> str:
@@ -184,6 +187,20 @@ def check_whole(name: str, value: object, *, least: int, others: str = "") -> No
     """
     if not is_whole(value) or value < least:
         raise OptionError(f"{name}={value!r}: give a whole number, {least} or more{others}")
+
+
+def check_choice(name: str, value: object, accepted: Sequence[object]) -> None:
+    """Raises OptionError for a value that is not one of those accepted."""
+    if value not in accepted:
+        raise OptionError(f"{name}={value!r} is not known; accepted: {', '.join(map(str, accepted))}.")
+
+
+def level_of_the_user() -> int:
+    """Returns the `stacklevel` by which a warning of the caller names the line that called this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def check_split(where: str, split: object, known: Collection[str], *, without: str = "") -> None:

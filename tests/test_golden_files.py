@@ -189,12 +189,11 @@ def test_dataset_and_loader_give_every_pixel_of_a_kept_file(name: str, read: Any
         assert_alike(found.permute(1, 2, 0).numpy(), image, levels)
     varied = dataset.file.fields["images"].varied
     loader = FastLoader(
-        dataset,
+        dataset.reading(read),
         4,
         shuffle=False,
         ends="exact",
         share=None,
-        read=read,
         transform=[CenterCrop((8, 10))] if varied else (),
     )
     seen = []

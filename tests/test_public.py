@@ -30,7 +30,7 @@ system < device format distributed plan
 remote
 images < transforms
 read sources
-dataset pack
+pack < dataset
 inspection repack prefetch
 export samplers loader estimate
 profiling
@@ -44,9 +44,9 @@ def test_the_export_list_is_this_and_each_name_is_there():
     assert "WorkerError" in tree and all(issubclass(getattr(errors, name), errors.FastloadError) for name in tree)
     assert set(fastload.__all__) == tree | {
         "ChunkBatchSampler", "ChunkSampler", "ChunkWindow", "ClassBatches", "DistributedChunkSampler", "EpochPlan",
-        "FastLoader", "Meter", "MixedEcho", "PackedDataset", "Remote", "Weighted", "diagnose", "index_files",
-        "index_plan", "inspect_file", "pack_images", "pack_shard", "plan_images", "transforms", "verify_file",
-        "write_report",
+        "FastLoader", "List", "Meter", "MixedEcho", "PackedDataset", "Pad", "Remote", "Weighted", "Workers", "diagnose",
+        "index_files", "index_plan", "inspect_file", "pack_images", "pack_shard", "plan_images", "transforms",
+        "verify_file", "write_report",
     }  # fmt: skip
     for name in fastload.__all__:
         assert getattr(fastload, name) is not None

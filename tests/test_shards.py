@@ -354,9 +354,9 @@ def test_crops_of_varying_sizes_are_those_of_one_file(of_varied, read, native_co
         monkeypatch.setattr(native, "can_make", lambda dtype: False)
     made = []
     for path in of_varied:
-        dataset = PackedDataset(path, fields=("images", "masks", "labels"))
+        dataset = PackedDataset(path, fields=("images", "masks", "labels"), read=read)
         transform = [RandomResizedCrop(8), RandomHorizontalFlip()]
-        with closing(FastLoader(dataset, 4, shuffle="full", seed=2, transform=transform, read=read)) as loader:
+        with closing(FastLoader(dataset, 4, shuffle="full", seed=2, transform=transform)) as loader:
             made.append([tuple(one.clone() for one in batch) for _ in range(2) for batch in loader])
     for mine, theirs in zip(*made, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))

@@ -186,7 +186,7 @@ def test_texts_that_rotted_reach_nobody(tmp_path: Path) -> None:
     with pytest.raises(DamagedRowError, match="row 2"):
         PackedDataset(path, fields=("images", "caption"))[2]
     assert not verify_file(path).ok
-    with closing(FastLoader(PackedDataset(path, fields=FIELDS), 8, on_damage="skip", ends="exact")) as loader:
+    with closing(FastLoader(PackedDataset(path, fields=FIELDS, on_damage="skip"), 8, ends="exact")) as loader:
         assert sum(batch.valid.sum().item() for batch in loader) == N - 1
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
-from fastload import FastLoader, PackedDataset
+from fastload import FastLoader, PackedDataset, Pad
 from fastload.transforms import Normalize, RandomHorizontalFlip, Resize
 from models import Block, convolution
 
@@ -54,7 +54,7 @@ class Detection:
 
     fields = ("images", "boxes", "box_labels", "num_boxes", "pixel_mask")
     batch_size, lr, width = 8, 2e-3, 16
-    loader_options: Mapping[str, Any] = MappingProxyType({"batch": "pad", "pad_to": 16})
+    loader_options: Mapping[str, Any] = MappingProxyType({"batch": Pad(multiple=16)})
 
     def __init__(self, dataset: PackedDataset, side: int = 128) -> None:
         fields = dataset.file.fields

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from fastload.errors import OptionError, ShareError
+from fastload.errors import OptionError, ShareError, level_of_the_user
 from fastload.system.machine import available_cpus
 
 
@@ -180,6 +180,6 @@ def _environment() -> Share | None:
         warnings.warn(
             f"torch.distributed is not initialized; taking rank {share.rank} of {share.world_size} from RANK and "
             f"WORLD_SIZE. Give share=None to read all rows here.",
-            stacklevel=4,
+            stacklevel=level_of_the_user(),
         )
     return share

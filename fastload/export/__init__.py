@@ -26,13 +26,13 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from fastload.errors import FormatError, OptionError, OutputError
+from fastload.errors import FormatError, OptionError, OutputError, check_choice
 from fastload.export.plan import MANIFEST, ExportFormat, ExportLayout, plan_export, plan_format
 from fastload.export.table import fields_bytes, metadata_texts, sample_fields, sidecar_text, table_text
 from fastload.export.write import KEPT, Job, image_file, write_file, write_images, write_shards
 from fastload.format.header import PackedFile
 from fastload.format.writer import writer_name
-from fastload.pack.pack_options import Progress, check_choice
+from fastload.pack.pack_options import Progress
 from fastload.read.checked import close_readers
 from fastload.remote.opening import FileName, local_path, open_packed
 from fastload.repack.packed_listing import Choice, choose_rows, list_packed, regroup

@@ -14,9 +14,8 @@ from typing import Literal, get_args
 import numpy as np
 import xxhash
 
-from fastload.errors import OptionError
+from fastload.errors import OptionError, check_choice
 from fastload.format.ragged import Column
-from fastload.pack.pack_options import check_choice
 from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, Listing, first_few
 

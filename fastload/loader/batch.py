@@ -85,8 +85,8 @@ class Batch(_Facts, tuple[torch.Tensor, ...]):
             too, as only their own rank knows of them.
         names: each sample's name in the file (`key`), such as the path it was packed from; without keys, its row. Read
             on access.
-        sizes: int64 (B, 2), height and width of each image; of batches with batch="list" or "pad".
-        pixel_mask: bool (B, H, W), which pixels belong to an image; of batches with batch="pad".
+        sizes: int64 (B, 2), height and width of each image; of images of their own sizes (`List`, `Pad`).
+        pixel_mask: bool (B, H, W), which pixels belong to an image; of padded batches (`Pad`).
     """
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -15,53 +15,29 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal, Self, cast
+from dataclasses import fields, replace
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from fastload.dataset import CheckOption, PackedDataset, check_option
-from fastload.device import open_backend
-from fastload.distributed.nodes import resolve_nodes
-from fastload.distributed.ranks import (
-    Share,
-    ShareOption,
-    asks_process,
-    check_share,
-    process_group,
-    resolve_share,
-)
-from fastload.errors import OptionError, ShareError
-from fastload.loader.arguments import (
-    answer,
-    check_cache,
-    check_damage,
-    check_drawing,
-    check_form,
-    check_reading,
-    check_steps,
-    description,
-    is_meant_as_argument,
-    opened,
-)
+from fastload.distributed.ranks import ShareOption, asks_process, check_share, process_group
+from fastload.errors import OptionError
+from fastload.loader.arguments import description, is_meant_as_argument, reject_unknown_arguments
 from fastload.loader.batch import Batch
 from fastload.loader.echo_policy import open_echo, pass_ended
 from fastload.loader.iteration import Iteration, PassCounter
-from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, Shuffle
+from fastload.loader.options import BatchOption, LoaderOptions, Source, WorkersOption, find_share, resolve
+from fastload.plan import Echo, Ends, Shuffle
 from fastload.plan.cursor import EpochCursor, Position
 from fastload.prefetch.auto_workers import AutoWorkers
-from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_pieces
-from fastload.prefetch.inputs import PackedInput, as_input, shuffle_of
+from fastload.prefetch.cache_choice import CacheOption
+from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.producer import Producer
-from fastload.prefetch.recipe import check_list, make_recipe, why_slow
-from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.recipe import make_recipe
 from fastload.prefetch.stage import Where
-from fastload.prefetch.waiting import check_timeout
-from fastload.read.linear import Read, chosen
-from fastload.system import native
+from fastload.read.linear import chosen
 from fastload.system.text import object_html, object_text
 from fastload.timing.clocks import InFlight
 from fastload.timing.probe import LoaderStats, Probe
@@ -91,10 +67,9 @@ class FastLoader:
 
     Args:
         source: path of a packed file, or a list of several that are alike; a `PackedDataset` (for a split, other
-            fields, a subset, a Python transform), or any map-style dataset. Also a folder, .zip or .tar of images: it
-            is read as it is while it is packed into `FOLDER.fastload.h5` next to it (`pack --store source`, in a
-            process of low priority), and from the next epoch on as soon as that is complete. Interrupted packing goes
-            on in the next run.
+            fields, a subset, a Python transform, and for how a file is read: `read`, `check`, `on_damage`), or any
+            map-style dataset. Also a folder, .zip or .tar of images, read as it is while it is packed; see
+            `PackedDataset.from_folder`.
         batch_size: samples in a batch on this rank.
         shuffle: True (chosen by how the file was packed), "full", "chunk", a `ChunkWindow` or False; see `EpochPlan`.
             `Weighted` draws samples by weight or class, `ClassBatches` makes batches of some classes.
@@ -114,7 +89,8 @@ class FastLoader:
             for a GPU (one CPU stays free where there are more than 2, and fewer read where their batches would pin more
             than 1 GiB), otherwise one per CPU that this rank may use, at most 16. "auto" begins with that, and starts
             more processes for an epoch if in the last one the loop waited while the processes waited for a disk or a
-            network. The contents of batches do not depend on it.
+            network. `Workers(..., timeout=30)` also limits how long a batch is waited for. The contents of batches do
+            not depend on it.
         device: None or "cpu" leaves batches in host memory; "cuda" copies them while the model computes. A batch is
             then ready on the stream that was current at `next()`.
         transform: list of transforms (`fastload.transforms`), run on the device, drawn anew for each sample, epoch and
@@ -125,27 +101,9 @@ class FastLoader:
             gathered. Where they do not fit on each of several ranks, each keeps a fixed share, which changes the order;
             a warning says so. "host" uses pinned memory, with a copy on each rank; "auto" chooses device, host or None
             by how much memory is free, and logs why. Kept until `close()`.
-        read: "map" copies rows from a memory mapping of the file; "pread" reads them by system calls, which takes two
-            to four times as long, but survives any change to the file by others. "auto" is "pread" on network file
-            systems and the like, else "map"; see docs/damaged-files.md.
-        check: when rows are compared with their digests in the file as they are read: "always", "first" (the first time
-            that this loader, or each worker process, reads a row) or None; see `PackedDataset`. "auto": as the dataset
-            says, by default "first".
-        on_damage: "raise", or "skip": a damaged row is replaced by the next good row of its batch and marked
-            `valid=False`. `stats` counts and lists damaged rows, and the first one is logged. A batch without a good
-            row is an error.
-        timeout: seconds for which `next()` waits for a batch, as in torch's `DataLoader`; the first wait includes the
-            workers' start. Then a `WorkerTimeoutError` names the sample in progress, with its worker's stack; a hanging
-            process is ended, a hanging thread left alone. 0: it waits without limit, and a warning after a minute says
-            the same.
-        batch: "stack": images of one size, as the file has them or as the first transforms make them. "list": the batch
-            has a list of images (C, h, w), each of its own size, and of masks (h, w); other fields, as boxes, are
-            tensors. "pad": the same samples at the top left of one tensor, with zeros around them (masks:
-            `ignore_index`); `batch.pixel_mask` says which pixels are image. Transforms run on each image by itself.
-        pad_to: height and width of padded batches are multiples of it.
-        cache_dir: folder for the packed file, where `source` is a folder or archive.
-        group_by: "aspect": batches hold images of similar aspect ratio, so that they need less padding. An epoch's
-            rows, ends, ranks and resuming stay as without it.
+        batch: "stack": images of one size, as the file has them or as the first transforms make them. "list" or `List`:
+            a list of images of their own sizes. "pad" or `Pad`: the same samples padded to one size. Transforms run on
+            each image by itself.
 
     Raises:
         OptionError: an argument is invalid, or the rows do not fill one batch.
@@ -163,110 +121,60 @@ class FastLoader:
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | PackedDataset | Dataset[Any],
+        source: Source,
         batch_size: int,
         *,
         shuffle: Shuffle = True,
         ends: Ends | None = None,
         seed: int = 0,
         share: ShareOption = "auto",
-        workers: int | Literal["auto"] | None = None,
+        workers: WorkersOption = None,
         device: str | torch.device | None = None,
         transform: Sequence[Any] | None = (),
         echo: Echo = 1,
         cache: CacheOption = None,
-        read: Read = "auto",
-        check: CheckOption = "auto",
-        on_damage: Literal["raise", "skip"] = "raise",
-        timeout: float = 0,
-        batch: Literal["stack", "list", "pad"] = "stack",
-        pad_to: int = 1,
-        group_by: Literal["aspect"] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
+        batch: BatchOption = "stack",
     ) -> None:
-        source, cache_dir = opened(source, cache_dir), None
-        transform = tuple(transform) if isinstance(transform, list) else transform  # it is read now, and not again
-        arguments = {name: value for name, value in locals().items() if name != "self"}
-        self._make: Callable[[FastLoader], None] | None = functools.partial(FastLoader.__init__, **arguments)
-        self._loaded: Mapping[str, Any] | None = None  # by `load_state_dict`, before the first iteration
-        check_option(check)
-        data = as_input(source, check)
-        self._given = arguments | {"source": data.dataset}
-        check_reading(workers, data)
-        check_damage(on_damage, data)
-        form, groups = check_form(batch, pad_to, group_by, data, batch_size, shuffle)
-        read = chosen(data.dataset.file.place if isinstance(data, PackedInput) else Path(), read)
-        self._share_option = share
-        try:
-            resolved_share, self._no_share = resolve_share(share), None
-            nodes = resolve_nodes(resolved_share) if share == "node" else None
-        except ShareError as error:  # torch.distributed may say the rank before the first iteration
-            if process_group() is not None:
-                raise
-            resolved_share, nodes, self._no_share = Share(0, 1), None, error
-        self._echo = open_echo(echo, resolved_share)
-        self._auto = AutoWorkers() if isinstance(workers, str) else None
-        backend = open_backend(device)
-        location, fixed_shares = choose_cache(cache, data, backend, resolved_share)
-        nodes = None if fixed_shares else nodes
-        pieces = resolved_share.world_size if fixed_shares else nodes.number if nodes is not None else 0
-        order = shuffle_of(data, shuffle, cached=location is not None)
-        check_drawing(order, pieces, fixed_shares=fixed_shares)
-        if share == "elastic" and fixed_shares:
-            raise OptionError(
-                f'{data.name}: cache="device": the rows do not fit on each device, so each rank would keep a share, '
-                f'and share="elastic" gives ranks other rows in each epoch. Leave one out, or take cache="host".'
-            )
-        if isinstance(data, PackedInput) and data.runs_python:
-            dataset = data.dataset.reading(read)
-            if isinstance(order, ChunkWindow):
-                dataset.expect_window(order.chunks)
-            data = PackedInput(dataset)
-        plan = EpochPlan(
-            rows=data.plan_rows,
-            chunk_rows=data.chunk_rows,
-            seed=seed,
-            world_size=resolved_share.world_size,
+        self._given = LoaderOptions(
+            source=source,
             batch_size=batch_size,
-            shuffle=order,
+            shuffle=shuffle,
             ends=ends,
-            fixed_pieces=pieces if pieces > 1 else 0,
-            elastic=share == "elastic",
-            groups=groups,
-        )
-        options = Resolved(
-            data=data,
-            plan=plan,
-            share=resolved_share,
-            nodes=nodes,
-            read=read,
-            workers=None if isinstance(workers, str) else workers,
-            auto_workers=self._auto is not None,
-            backend=backend,
-            cache=location,
-            timeout_s=check_timeout(timeout),
-            skip_damaged=on_damage == "skip",
-            form=form,
-            transforms=check_list(transform),
+            seed=seed,
+            share=share,
+            workers=workers,
+            device=device,
+            transform=tuple(transform) if isinstance(transform, list) else transform,  # it is read now, and not again
             echo=echo,
+            cache=cache,
+            batch=batch,
         )
-        self._options, self._recipe = options, make_recipe(options)
-        check_steps(plan, data)
-        check_cache(options, self._recipe.workers)
-        native.say_once(functools.partial(why_slow, options, self._recipe))
-        warn_of_fixed_pieces(plan, resolved_share, nodes, file_shuffled=data.shuffled)
-        self._epochs = EpochCursor(plan, data.identity)
+        self._loaded: Mapping[str, Any] | None = None  # by `load_state_dict`, before the first iteration
+        self._rank_may_change = True  # until the first iteration
+        self._resolve()
         self._active: Callable[[], Iteration | None] = lambda: None  # not kept alive
-        self._in_flight = InFlight(backend.clock) if backend is not None else None
-        self._counter = PassCounter(read=read if isinstance(data, PackedInput) else "")
-        self._producer = Producer(options, self._recipe)
-        self._pid = os.getpid()
         # Two threads may begin iterations; the later one's stays. Taken before an iteration's lock, never after it.
-        self._lock, self._lock_pid = threading.RLock(), self._pid
+        self._lock, self._lock_pid = threading.RLock(), os.getpid()
 
-    def __new__(cls, *_: object, **words: object) -> Self:  # which also gets arguments that `__init__` does not have
+    def _resolve(self) -> None:
+        """Resolves the arguments for the rank as it is known now; the next iteration is the first one."""
+        given = self._given
+        share, nodes, self._no_share = find_share(given.share)
+        self._echo = open_echo(given.echo, share)
+        options, self._recipe = resolve(given, share, nodes)
+        self._options = options
+        self._given = replace(given, source=options.data.dataset)
+        self._auto = AutoWorkers() if options.auto_workers else None
+        self._epochs = EpochCursor(options.plan, options.data.identity)
+        self._in_flight = InFlight(options.backend.clock) if options.backend is not None else None
+        self._counter = PassCounter(read=options.read if isinstance(options.data, PackedInput) else "")
+        self._producer = Producer(options, self._recipe)
+
+    def __new__(cls, *positional: object, **words: object) -> Self:  # also gets arguments that `__init__` does not have
         """Raises OptionError for unknown arguments, such as torch's `DataLoader` has, and names the replacement."""
-        answer(words, inspect.signature(cls.__init__))
+        accepted = inspect.signature(cls.__init__).parameters
+        if not any(one.kind is one.VAR_KEYWORD for one in accepted.values()):
+            reject_unknown_arguments(words, accepted, dict(zip(_ARGUMENTS, positional, strict=False)) | words)
         return super().__new__(cls)
 
     __new__.__signature__ = inspect.signature(__init__)  # type: ignore[attr-defined] # what inspect says of the class
@@ -278,13 +186,12 @@ class FastLoader:
                 f"loader.with_({name}=...)` is a loader over the same file that goes on where this one stands."
             )
         if not name.startswith("_") and not hasattr(type(self), name) and is_meant_as_argument(name, _ARGUMENTS):
-            answer((name,), inspect.signature(FastLoader.__init__))
+            reject_unknown_arguments({name: value}, _ARGUMENTS, self._arguments())
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        given = self.__dict__.get("_given", {})
-        if name in given:
-            return given[name]
+        if name in _ARGUMENTS and "_given" in self.__dict__:
+            return getattr(self._given, name)
         if name in ("sampler", "batch_sampler"):
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}: it plans its own order, so what skips "
@@ -299,22 +206,25 @@ class FastLoader:
 
         Within an epoch it yields the rest of it, else the next epoch, with that epoch's random numbers: so batch size,
         transforms and echo can change between epochs or within one, as for progressive resizing. Where the order
-        changes (by source, shuffle, seed, group_by, or share from or to "elastic"), it begins the epoch anew.
+        changes (by source, shuffle, seed, batch's `group_by`, or share from or to "elastic"), it begins the epoch anew.
 
         Raises:
             OptionError, ShareError: as for a new loader.
             StateError: the rest of the epoch cannot be read with other ranks or caches.
         """
-        answer(changes, inspect.signature(FastLoader.__init__))
+        reject_unknown_arguments(changes, _ARGUMENTS, self._arguments() | changes)
         with self._alone():
             self._find_rank()
-            made = FastLoader(**self._given | changes)
+            made = FastLoader(**self._arguments() | changes)
             if self._has_order_of(made):
                 made.load_state_dict(self.state_dict())
             else:
                 here = self._decided(self._epochs.last if self._running() is not None else self._epochs.standing)
                 made.set_epoch(here.plan.epoch + here.finished)
         return made
+
+    def _arguments(self) -> dict[str, Any]:
+        return {name: getattr(self._given, name) for name in _ARGUMENTS}
 
     def _has_order_of(self, other: FastLoader) -> bool:
         ours, theirs = self._options.plan, other._options.plan
@@ -334,11 +244,11 @@ class FastLoader:
 
     def _iterate(self, probe: Probe | None) -> Iterator[Batch]:
         self._find_rank()
-        self._make = None
+        self._rank_may_change = False
         self._end_active()
         self._read_packed()
         options, counter = self._options, PassCounter(in_flight=self._in_flight, read=self._counter.read)
-        check_share(self._share_option, options.share)
+        check_share(self._given.share, options.share)
         options.data.check()
         if options.is_remote:
             counter.used, counter.used_before = options.network_use, options.network_use()
@@ -363,8 +273,9 @@ class FastLoader:
         data = self._options.data
         if isinstance(data, PackedInput) and (dataset := data.dataset.packed()) is not data.dataset:
             self._producer.close()
-            self._options = replace(self._options, data=PackedInput(dataset))
-            self._recipe = make_recipe(self._options)
+            read = chosen(dataset.file.place, dataset.read)
+            self._options = replace(self._options, data=PackedInput(dataset), read=read)
+            self._recipe, self._counter.read = make_recipe(self._options), read
             self._producer = Producer(self._options, self._recipe)
 
     def describe(self) -> str:
@@ -384,15 +295,18 @@ class FastLoader:
         return object_html("FastLoader", *description(self._options, self._recipe.workers))
 
     def _find_rank(self) -> None:
-        """Makes the loader anew if torch.distributed was initialized since, with another rank; before any iteration."""
-        if self._make is None or not asks_process(self._share_option):
+        """Resolves the arguments anew if torch.distributed was initialized since, with another rank.
+
+        Not after the first iteration began.
+        """
+        if not self._rank_may_change or not asks_process(self._given.share):
             return
         now = process_group()
         if now is None and self._no_share is not None:
             raise self._no_share
         if now is not None and now != self._options.share:
             loaded, epoch = self._loaded, self._epochs.epoch
-            self._make(self)
+            self._resolve()
             if loaded is not None:
                 self.load_state_dict(loaded)
             self.set_epoch(epoch)
@@ -407,13 +321,12 @@ class FastLoader:
     @property
     def batch_size(self) -> int:
         """The samples of a batch on this rank."""
-        return int(self._given["batch_size"])
+        return int(self._given.batch_size)
 
     @property
     def echo(self) -> Echo:
         """The argument `echo`, which says how often each batch is used."""
-        echo: Echo = self._given["echo"]
-        return echo
+        return self._given.echo
 
     @property
     def dataset(self) -> Dataset[Any]:
@@ -452,11 +365,11 @@ class FastLoader:
         with self._alone():
             self._find_rank()
             loaded = self._epochs.checked(state)
-            self._loaded = dict(state) if self._make is not None else None
+            self._loaded = dict(state) if self._rank_may_change else None
             position = self._epochs.resumed(loaded, self._echo.schedule_of, on_device=self._options.cache == "device")
             self._end_active()
             self._epochs.load(position)
-            self._options = replace(self._options, plan=self._epochs.plan)
+            self._options = self._producer.options = replace(self._options, plan=self._epochs.plan)
             self._echo.adopt((loaded.next_echo if position.finished else None) or loaded.echo)
 
     @property
@@ -506,4 +419,4 @@ class FastLoader:
             active.displace()
 
 
-_ARGUMENTS = frozenset(inspect.signature(FastLoader.__init__).parameters) - {"self"}
+_ARGUMENTS = tuple(field.name for field in fields(LoaderOptions))

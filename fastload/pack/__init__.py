@@ -7,9 +7,9 @@ every header (`survey`, `decisions`), lets worker processes make and write rows 
 Read `engine` first: how rows are cut into tasks, and where they are written. Unfinished work lies in
 `OUT.h5.part` and `OUT.h5.journal`, and the same call continues it after a kill (`begin`, `journal`). `shards` packs a
 dataset as several files, and `index` makes one dataset of them. Other machines pack shards by a `plan_file`, nodes of a
-cluster by `on_engine`.
+cluster by `on_engine`. `unpacked` reads a folder as the packed file that is being made of it.
 
-Imports `sources`, `images`, `format` and below; never `read`, the loader or torch.
+Imports `sources`, `images`, `format` and below, and in `unpacked` also `read`; never the dataset, the loader or torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fastload.errors import OptionError, PackError, check_whole
+from fastload.errors import OptionError, PackError, check_choice, check_whole
 from fastload.format.writer import CHUNK_BYTES
 from fastload.pack.begin import begin_or_resume, discard, free_bytes
 from fastload.pack.engine import make_rows
@@ -43,7 +43,6 @@ from fastload.pack.pack_options import (
     PackJob,
     PackOptions,
     Progress,
-    check_choice,
     checked_output,
     journal_path,
 )

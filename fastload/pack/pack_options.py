@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastload.errors import FormatError, OptionError, OutputError, SourceError
+from fastload.errors import FormatError, OptionError, OutputError, SourceError, check_choice
 from fastload.format.codecs import parse_codec
 from fastload.format.header import PackedFile
 from fastload.format.writer import CHUNK_BYTES
@@ -231,12 +231,6 @@ def of_file_options(what: str, has: Collection[str]) -> Iterator[None]:
         if not set(re.findall(r"`(?:[^`]* )?--([a-z-]+)", str(exc))) - set(has):
             raise
         raise type(exc)(f"{exc} {what}; to choose others, pack the images with `fastload pack`.") from exc
-
-
-def check_choice(name: str, value: object, accepted: Sequence[object]) -> None:
-    """Raises OptionError for a value that is not one of those accepted."""
-    if value not in accepted:
-        raise OptionError(f"{name}={value!r} is not known; accepted: {', '.join(map(str, accepted))}.")
 
 
 @dataclass(frozen=True)

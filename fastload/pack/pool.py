@@ -33,7 +33,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import OptionError, PackError
+from fastload.errors import OptionError, PackError, level_of_the_user
 from fastload.images.image_header import large_images, large_room
 from fastload.images.jpeg import has_libjpeg
 from fastload.pack.encode import announce_samples
@@ -53,7 +53,6 @@ _BEFORE = 4
 """Tasks that a dead worker had done which are looked at if its last one did not end it."""
 _WRITING = -1  # stands for the number of a task while its rows are written
 
-_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 LONG_S = 60.0
 """Seconds that one image takes after which a warning names it; then twice as many."""
@@ -205,7 +204,7 @@ class PackPool:
                 f"the dataset is made of classes or functions of the script itself, which worker processes do not "
                 f"import: this process packs it alone. Define them in a module that the script imports to have it "
                 f"packed by {self.workers} processes.",
-                stacklevel=_level_of_the_user(),
+                stacklevel=level_of_the_user(),
             )
             self.workers = 0
             return
@@ -409,14 +408,6 @@ def refers_to_main(message: bytes) -> bool:
     return False
 
 
-def _level_of_the_user() -> int:
-    """Returns the `stacklevel` by which a warning of the caller names the line that called this package."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
 def _samples_of(task: object) -> list[tuple[NDArray[np.int64], bool]]:
     """Returns the samples that a task reads, and whether only their headers; [] for a task that reads no samples."""
     if isinstance(task, PackTask):
@@ -505,7 +496,7 @@ class _Watch:
                 warnings.warn(
                     f"{self._keys[sample]} has been read for {now - since:.0f} s and is not done. If that takes for "
                     f"ever, remove it, and run the same command again.",
-                    stacklevel=_level_of_the_user(),
+                    stacklevel=level_of_the_user(),
                 )
             self._since[worker] = sample, since, limit_s
 

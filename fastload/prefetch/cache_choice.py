@@ -17,7 +17,7 @@ import numpy as np
 from fastload.device import Backend
 from fastload.distributed.consensus import least_of_all_ranks
 from fastload.distributed.ranks import Nodes, Share, local_world_size
-from fastload.errors import CacheError, OptionError
+from fastload.errors import CacheError, OptionError, level_of_the_user
 from fastload.plan import EpochPlan, rank_share
 from fastload.plan.randomness import batchmate_reuse
 from fastload.prefetch.inputs import Input, PackedInput
@@ -183,7 +183,7 @@ def warn_of_fixed_pieces(plan: EpochPlan, share: Share, nodes: Nodes | None, *, 
     unmixed = "" if file_shuffled else " The file's rows were not shuffled when packed, so that pieces may differ much."
     warnings.warn(
         f"{why}{figure} A batch over all ranks is a stratified sample, as many rows of each piece.{unmixed} {instead}",
-        stacklevel=3,
+        stacklevel=level_of_the_user(),
     )
 
 

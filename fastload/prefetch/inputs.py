@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
-from fastload.dataset import CheckOption, PackedDataset, as_handed_over, positions_of
-from fastload.errors import OptionError
+from fastload.dataset import PackedDataset, as_handed_over, positions_of
+from fastload.errors import OptionError, level_of_the_user
 from fastload.format.ragged import JPEG, RAW
 from fastload.plan import ChunkWindow, ResolvedShuffle, Shuffle, is_drawing, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
@@ -72,6 +72,7 @@ class PackedInput:
         masks = file.fields.get("masks")
         self.ignore_index = int(masks.attrs.get("ignore_index", 0)) if masks else 0
         self.runs_python = dataset.transform is not None
+        self.skips_damaged = dataset.on_damage == "skip"
         asked = {name: file.fields[name] for name, _, _ in dataset.layout()}
         self.varied = any(field.varied for field in asked.values())  # whether samples differ in shape
         self.ragged = any(field.ragged is not None for field in asked.values())
@@ -188,6 +189,7 @@ class OtherInput:
     shuffled = False
     ignore_index = 0
     runs_python = True
+    skips_damaged = False
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = cast(Any, dataset)
@@ -319,13 +321,13 @@ def shuffle_of(data: Input, shuffle: Shuffle, *, cached: bool = False) -> Resolv
             f"{data.name}: {data.compressed[0]} is compressed in chunks, and {what} decodes a chunk for nearly "
             f'every sample. shuffle="chunk" decodes each once an epoch; packing the original files with '
             f"`fastload pack` makes any order cheap.",
-            stacklevel=3,
+            stacklevel=level_of_the_user(),
         )
     return resolved
 
 
-def as_input(source: Any, check: CheckOption = "auto") -> Input:
-    """Returns the data that `FastLoader` was given, a packed file with that `check`.
+def as_input(source: Any) -> Input:
+    """Returns the data that `FastLoader` was given.
 
     Raises:
         OptionError: it is nothing whose rows can be planned.
@@ -334,11 +336,11 @@ def as_input(source: Any, check: CheckOption = "auto") -> Input:
     source = unwrapped(source)
     if isinstance(source, PackedDataset):
         source.fix()
-        return PackedInput(source.checking(check))
+        return PackedInput(source)
     if isinstance(source, (str, os.PathLike)):
-        return PackedInput(PackedDataset(os.fspath(source), check=check))
+        return PackedInput(PackedDataset(os.fspath(source)))
     if isinstance(source, (list, tuple)) and source and all(isinstance(part, (str, os.PathLike)) for part in source):
-        return PackedInput(PackedDataset(source, check=check))
+        return PackedInput(PackedDataset(source))
     if isinstance(source, IterableDataset):
         raise OptionError(
             f"source: {type(source).__name__} is an IterableDataset, whose samples have no indices and cannot be put "
@@ -349,16 +351,11 @@ def as_input(source: Any, check: CheckOption = "auto") -> Input:
             f"source: expected the path of a packed file, a PackedDataset or a map-style dataset (with __getitem__ and "
             f"__len__), got {source.__name__ if isinstance(source, type) else type(source).__name__}."
         )
-    if check in ("always", "first"):
-        raise OptionError(
-            f"check={check!r}: {type(source).__name__} is no packed file, whose rows have digests to compare with. "
-            f"Leave check out; a PackedDataset within it has a check of its own."
-        )
     if _holds_packed(source):
         warnings.warn(
             f"source: {type(source).__name__} holds a PackedDataset, but its samples come through Python code of its "
             f"own, in worker processes. A PackedDataset itself, its `select(positions)` or a Subset of it is read by "
             f"threads, and transformed on the device.",
-            stacklevel=4,
+            stacklevel=level_of_the_user(),
         )
     return OtherInput(source)

@@ -59,12 +59,13 @@ class Producer(Iterator[Work]):
             one and keep one ready meanwhile.
 
     Attributes:
+        options: of the loader.
         pool: makes the batches; None: it was not opened.
     """
 
     def __init__(self, options: Resolved, recipe: Recipe, *, slots_in_copy: int = SLOTS_IN_COPY) -> None:
         assert slots_in_copy >= 1, "a batch in copy holds a slot"
-        self._options, self._recipe, self._slots_in_copy = options, recipe, slots_in_copy
+        self.options, self._recipe, self._slots_in_copy = options, recipe, slots_in_copy
         self._side = recipe.at(Where.SIDE_STREAM)
         self.pool: Pool | None = None
         self._pool_of_parent: Pool | None = None
@@ -85,7 +86,7 @@ class Producer(Iterator[Work]):
 
         `workers`: processes, where they are to be other than in the recipe.
         """
-        options, recipe = self._options, self._recipe
+        options, recipe = self.options, self._recipe
         if self._pid != os.getpid():
             # Kept, though of no use: freeing device memory needs the device, which a forked child cannot use.
             self._pool_of_parent = self.pool if options.cache is not None else None
@@ -129,7 +130,7 @@ class Producer(Iterator[Work]):
         """Returns the next batch; raises the error of whoever made it, with its traceback."""
         if self._stop > 0 and self._taken == self._stop:
             self._read_on(self._taken)
-        backend = self._options.backend
+        backend = self.options.backend
         work = self._filled() if backend is None else self._copied(backend)
         self._taken += 1
         return work
@@ -154,7 +155,7 @@ class Producer(Iterator[Work]):
 
     def stop(self) -> None:
         """Throws away what was made ahead: waits for copies that still run, and gives back all slots."""
-        run, backend = self._run, self._options.backend
+        run, backend = self._run, self.options.backend
         try:
             if backend is not None and self._pid == os.getpid():  # a forked child has no device
                 self._begun.clear()
@@ -181,7 +182,7 @@ class Producer(Iterator[Work]):
 
     def _read_on(self, done: int, stop: int = 0) -> None:
         """Begins to make the epoch after its first `done` batches, and those after it; `stop`: so many of each."""
-        self.read(_epochs_from(self._plan, self._options, done, stop or None))
+        self.read(_epochs_from(self._plan, self.options, done, stop or None))
         self._stop = stop
 
     def _filled(self) -> Work:

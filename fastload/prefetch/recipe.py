@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload.errors import OptionError
+from fastload.errors import OptionError, level_of_the_user
 from fastload.plan import PlannedBatch, rank_share
 from fastload.prefetch.augmentation import Augmentation
 from fastload.prefetch.inputs import PackedInput
@@ -313,7 +313,9 @@ def _decodes_on_device(options: Resolved, packed: PackedInput, head: SizeHead | 
     if packed.dataset.decode != "device" or not packed.has_jpegs():
         return False
     if reason := _why_not_on_device(options, packed, head):
-        warnings.warn(f'{packed.name}: decode="device": JPEGs are decoded by the CPU: {reason}.', stacklevel=4)
+        warnings.warn(
+            f'{packed.name}: decode="device": JPEGs are decoded by the CPU: {reason}.', stacklevel=level_of_the_user()
+        )
     return not reason
 
 

@@ -63,7 +63,6 @@ class Resolved:
     backend: Backend | None  # of the device; None for the CPU
     cache: Location | None  # where rows are cached; None: nowhere
     timeout_s: float = 0.0  # for which the loop waits for a batch; 0: for ever
-    skip_damaged: bool = False  # whether damaged rows are replaced, and are no error
     form: BatchForm = _STACKED
     transforms: tuple[Any, ...] = ()
     echo: Echo = 1
@@ -79,6 +78,11 @@ class Resolved:
     def replace_damaged(self) -> ReplaceDamaged | None:
         """Returns a batch without these rows, see `PlannedBatch.without`; None: they are an error."""
         return partial(PlannedBatch.without, world_size=self.share.world_size) if self.skip_damaged else None
+
+    @property
+    def skip_damaged(self) -> bool:
+        """Whether damaged rows are replaced, and are no error."""
+        return self.data.skips_damaged
 
     def patience(self) -> Patience:
         """Returns the time limit of a new stream's waits."""

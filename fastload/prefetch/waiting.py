@@ -96,13 +96,14 @@ class Patience:
         if self.timeout_s:
             raise WorkerTimeoutError(
                 f"no batch came within timeout={self.timeout_s:g} s. {describe()}\n\nIf a batch may take that "
-                f"long (the first one waits for the workers' start, too), give FastLoader a longer timeout."
+                f"long (the first one waits for the workers' start, too), give a longer one: "
+                f"FastLoader(workers=Workers(timeout=...))."
             )
         self._warned = True
         self._warn_after_s *= 2  # a loop that is that slow hears of it once, and one that hangs later does, too
         warnings.warn(
             f"no batch has come for {waited_s:.0f} s, and the loop waits on. {describe()}\n\n"
-            "FastLoader(timeout=...) raises an error instead.",
+            "FastLoader(workers=Workers(timeout=...)) raises an error instead.",
             stacklevel=2,
         )
         return _LONGEST_S

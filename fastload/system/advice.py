@@ -57,7 +57,8 @@ ADVICE = {
     "uint8": "Store uint8, and normalize on the device.",
     "stores": "For size and loading rate of other ways to store these images, give `--stores`.",
     "verify shards": "HDF5 shows a missing one as zeros: `fastload verify` before other programs",
-    "pread": 'do not truncate the file while training, which may end the process: read="pread" survives it',
+    "pread": "do not truncate the file while training, which may end the process: PackedDataset(..., read='pread')"
+    " survives it",
     "cache list": "`fastload cache list` says how much",
     "hdf5plugin": "{filter} (HDF5 filter {number}): pip install hdf5plugin",
     "zstandard": "zstd, row by row: pip install zstandard",

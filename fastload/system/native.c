@@ -393,6 +393,210 @@ EXPORT void fastload_permute(uint64_t *values, int64_t count, uint64_t n, uint64
     }
 }
 
+/* ---- Random numbers of transforms ----------------------------------------------------------------------------------
+ * As `transforms/draws.py` draws them, and as the transforms of `transforms/geometry.py` place images with them.
+ */
+static inline uint64_t mixed(uint64_t word)
+{
+    word += 0x9E3779B97F4A7C15;
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9;
+    word = (word ^ word >> 27) * 0x94D049BB133111EB;
+    return word ^ word >> 31;
+}
+
+static inline uint64_t drawn_bits(uint64_t key)
+{
+    return mixed(key ^ 0xD1B54A32D192ED03);
+}
+
+static inline double drawn_uniform(uint64_t key)
+{
+    return (double)(drawn_bits(key) >> 11) * 0x1p-53;
+}
+
+/* A number from 0 to below `high`, which is below 2^32. */
+static inline int64_t drawn_below(uint64_t key, int64_t high)
+{
+    uint64_t bits = drawn_bits(key), wide = (uint64_t)high;
+    return (int64_t)(((bits >> 32) * wide + ((bits & 0xFFFFFFFF) * wide >> 32)) >> 32);
+}
+
+/* Keys (echoes, count) of samples; `key` is of seed and epoch, `times` may be NULL. */
+EXPORT void fastload_draw_keys(uint64_t key, const int64_t *rows, const int64_t *times, int64_t count, uint64_t echo,
+                               int64_t echoes, uint64_t *keys)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t of_row = mixed((uint64_t)rows[i] ^ key);
+        if (times && times[i] > 0)
+            of_row = mixed(of_row ^ (uint64_t)times[i] * 0xA0761D6478BD642F);
+        for (int64_t use = 0; use < echoes; use++)
+            keys[use * count + i] = mixed(of_row ^ (echo + (uint64_t)use));
+    }
+}
+
+enum { FLIP, RANDOM_CROP, CENTER_CROP, RESIZE, RANDOM_RESIZED_CROP };
+
+/* A transform that moves pixels. First numbers count rows, second ones columns. */
+typedef struct {
+    int64_t kind;
+    uint64_t stream;
+    int64_t size[2];      /* of the output; of a resize to one shorter side that side, and 0 */
+    int64_t padding[4];   /* of a random crop: top, left, bottom, right */
+    int64_t option;       /* of a flip its axis; of a random crop whether it pads if needed; of a resize its max_size or 0 */
+    double p;             /* of a flip */
+    double scale[2], log_ratio[2], ratio[2]; /* of a random resized crop */
+} Move;
+
+/* Part of a number in which two exponential functions, of some 1e-16 each, may lie to either side of a tie. */
+#define UNSURE 1e-12
+
+/* e^x to some 1e-15, for |x| below 700: whatever rounding depends on it is left to NumPy. */
+static double exponential(double x)
+{
+    double twos = (double)(int64_t)(x * 1.4426950408889634 + (x < 0 ? -0.5 : 0.5));
+    double rest = x - twos * 6.93147180369123816490e-01 - twos * 1.90821492927058770002e-10, sum = 1;
+    for (int i = 13; i > 0; i--)
+        sum = 1 + sum * rest * (1.0 / i);
+    uint64_t bits = (uint64_t)((int64_t)twos + 1023) << 52;
+    double power;
+    memcpy(&power, &bits, sizeof power);
+    return sum * power;
+}
+
+/* Rounded to nearest, half to even, as rint does; 0 to 2^52. */
+static int64_t nearest(double x)
+{
+    return (int64_t)((x + 0x1p52) - 0x1p52);
+}
+
+/* The square root of an area, rounded to nearest: 0 if that is above `most` or below 1, -1 if it is not sure. */
+static int64_t drawn_side(double area, int64_t most)
+{
+    double side = __builtin_sqrt(area);
+    if (!(side < (double)most + 1))
+        return 0;
+    int64_t rounded = (int64_t)(side + 0.5);
+    double part = side + 0.5 - (double)rounded;
+    if (part < UNSURE * (side + 1) || part > 1 - UNSURE * (side + 1))
+        return -1;
+    return rounded <= most ? rounded : 0;
+}
+
+/* The window of a random resized crop in an image: its first row and column, and its size. 0: it is not sure. */
+static int draw_resized_crop(const Move *move, uint64_t key, const int64_t *size, int64_t *first, int64_t *window)
+{
+    int found = 0;
+    for (uint64_t attempt = 0; attempt < 10 && !found; attempt++) {
+        double scale = drawn_uniform(mixed(key ^ 2 * attempt)), ratio = drawn_uniform(mixed(key ^ (2 * attempt + 1)));
+        double part = (double)(size[0] * size[1]) * (move->scale[0] + (move->scale[1] - move->scale[0]) * scale);
+        double log_ratio = move->log_ratio[0] + (move->log_ratio[1] - move->log_ratio[0]) * ratio;
+        if (!(log_ratio > -700 && log_ratio < 700))
+            return 0;
+        double quotient = exponential(log_ratio);
+        window[0] = drawn_side(part / quotient, size[0]);
+        window[1] = drawn_side(part * quotient, size[1]);
+        if (window[0] < 0 || window[1] < 0)
+            return 0;
+        found = window[0] && window[1];
+    }
+    if (!found) { /* the largest central part */
+        double ratio = (double)size[1] / (double)size[0];
+        window[0] = ratio < move->ratio[0] ? nearest((double)size[1] / move->ratio[0]) : size[0];
+        window[1] = ratio > move->ratio[1] ? nearest((double)size[0] * move->ratio[1]) : size[1];
+    }
+    for (int axis = 0; axis < 2; axis++) {
+        window[axis] = window[axis] < 1 ? 1 : window[axis];
+        int64_t room = size[axis] - window[axis];
+        first[axis] = found ? drawn_below(mixed(key ^ (uint64_t)(20 + axis)), room + 1) : room / 2;
+    }
+    return 1;
+}
+
+/* The size of an image whose shorter side becomes one number; `max_size` is of the longer one, 0: there is none. */
+static void resized_size(const int64_t *size, int64_t side, int64_t max_size, int64_t *target)
+{
+    int upright = size[0] <= size[1];
+    int64_t shorter = side, longer = (int64_t)((double)(side * size[upright]) / (double)size[!upright]);
+    if (max_size && longer > max_size) {
+        shorter = (int64_t)((double)(max_size * shorter) / (double)longer);
+        longer = max_size;
+    }
+    target[!upright] = shorter < 1 ? 1 : shorter;
+    target[upright] = longer;
+}
+
+/* Places samples by moves, one after the other, as `geometry.joint_placement` does where at most one resizes.
+ *
+ * sizes: of the images, `sizes_step` numbers apart, 0: all have one.
+ * placed: (4, count, 2), first, window, scaled, offset; turned: (count, 2).
+ * Returns 0 where a number is not sure, or a window does not fit: NumPy draws them then.
+ */
+EXPORT int fastload_draw_placement(const uint64_t *keys, int64_t count, const int64_t *sizes, int64_t sizes_step,
+                                   const Move *moves, int64_t num_moves, int64_t *placed, uint8_t *turned)
+{
+    int64_t *firsts = placed, *windows = placed + 2 * count, *scaled = windows + 2 * count;
+    int64_t *offsets = scaled + 2 * count;
+    for (int64_t i = 0; i < count; i++, sizes += sizes_step, firsts += 2, windows += 2, scaled += 2, offsets += 2,
+                 turned += 2) {
+        int64_t size[2] = {sizes[0], sizes[1]}; /* before a move */
+        for (int axis = 0; axis < 2; axis++) {
+            firsts[axis] = offsets[axis] = turned[axis] = 0;
+            windows[axis] = scaled[axis] = size[axis];
+        }
+        for (const Move *move = moves; move < moves + num_moves; move++) {
+            uint64_t key = mixed(keys[i] ^ move->stream);
+            int64_t first[2] = {0, 0}, window[2] = {size[0], size[1]}, target[2] = {move->size[0], move->size[1]};
+            switch (move->kind) {
+            case FLIP:
+                memcpy(target, size, sizeof target);
+                break;
+            case RANDOM_CROP:
+                for (int axis = 0; axis < 2; axis++) {
+                    int64_t before = move->padding[axis], after = move->padding[2 + axis];
+                    int64_t missing = target[axis] - (size[axis] + before + after);
+                    if (missing > 0 && move->option)
+                        before += missing, after += missing;
+                    int64_t room = size[axis] + before + after - target[axis] + 1;
+                    if (room < 1)
+                        return 0;
+                    first[axis] = drawn_below(mixed(key ^ (uint64_t)axis), room) - before;
+                    window[axis] = target[axis];
+                }
+                break;
+            case CENTER_CROP:
+                for (int axis = 0; axis < 2; axis++) {
+                    int64_t half = (size[axis] - target[axis]) >> 1; /* of an odd rest the even one, as rint rounds */
+                    first[axis] = half + ((size[axis] - target[axis]) & half & 1);
+                    window[axis] = target[axis];
+                }
+                break;
+            case RESIZE:
+                if (!target[1])
+                    resized_size(size, target[0], move->option, target);
+                break;
+            default:
+                if (!draw_resized_crop(move, key, size, first, window))
+                    return 0;
+            }
+            /* The window lies in the output of the moves before, which may be turned, and be a part of what is resized. */
+            for (int axis = 0; axis < 2; axis++) {
+                int64_t at = turned[axis] ? size[axis] - first[axis] - window[axis] : first[axis];
+                offsets[axis] += at;
+                if (windows[axis] == scaled[axis]) {
+                    firsts[axis] += offsets[axis];
+                    windows[axis] = window[axis];
+                    scaled[axis] = target[axis];
+                    offsets[axis] = 0;
+                }
+                size[axis] = target[axis];
+            }
+            if (move->kind == FLIP)
+                turned[move->option] ^= drawn_uniform(key) < move->p;
+        }
+    }
+    return 1;
+}
+
 /* ---- Checksums -----------------------------------------------------------------------------------------------------
  * CRC-32C (Castagnoli's polynomial, bits reflected), with which TFRecord checks its records.
  */
@@ -977,7 +1181,7 @@ static int decode_window(Decoder *info, Errors *errors, Buffer *buffer, const ui
 /* Increased with every change of these functions; native.py expects the same number. */
 EXPORT int fastload_native_version(void)
 {
-    return 7;
+    return 8;
 }
 
 /* Decodes with these functions of libjpeg from now on; 0: they are old, or of another interface, and nothing changes.

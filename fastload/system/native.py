@@ -13,6 +13,7 @@ import importlib.metadata
 import logging
 import multiprocessing
 import os
+import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from fastload.system.advice import advice
 
-_VERSION = 7  # of native.c's functions
+_VERSION = 8  # of native.c's functions
 _PATH = Path(__file__).with_name("libfastload.so")
 _KINDS = {np.dtype(np.uint8): 0, np.dtype(np.float32): 1, np.dtype(np.uint16): 2}
 
@@ -36,6 +37,9 @@ HELD_BYTES = 1 << 21
 
 HELD_VALUES = 1 << 14
 """Values up to which a permutation, of some 20 ns each, keeps the GIL: to get it back could take 5 ms."""
+
+HELD_SAMPLES = 1 << 11
+"""Samples up to which drawing a placement, of some 100 ns each, keeps the GIL."""
 
 SHORT_BYTES = 240
 """Rows up to which `digests` does not hash."""
@@ -66,9 +70,15 @@ def library() -> Any:
     for permute in (found.fastload_permute, _keeping_the_gil().fastload_permute):
         permute.argtypes = (pointer, *[ctypes.c_uint64] * 4, pointer, small, pointer, small, ctypes.c_uint64, small)
         permute.restype = None
+    word = ctypes.c_uint64
     for functions in (found, _keeping_the_gil()):
         functions.fastload_digest.argtypes = (*[pointer] * 3, number, number, small, pointer)
         functions.fastload_digest.restype = None
+        functions.fastload_draw_keys.argtypes = (word, pointer, pointer, number, word, number, pointer)
+        functions.fastload_draw_keys.restype = None
+        functions.fastload_draw_placement.argtypes = (
+            pointer, number, pointer, number, ctypes.c_char_p, number, pointer, pointer
+        )  # fmt: skip
     found.fastload_crc32c.argtypes, found.fastload_crc32c.restype = (ctypes.c_char_p, number, pointer), ctypes.c_uint32
     found.fastload_place.argtypes = (pointer, pointer, number, pointer, *numbers, *[pointer] * 2, small, *[pointer] * 2)
     return found
@@ -276,6 +286,55 @@ def permute(
         values.ctypes.data, values.size, n, *bases, keys.ctypes.data, not keys.ndim, round_words.ctypes.data,
         len(round_words), final_word, backwards,
     )  # fmt: skip
+
+
+def draw_keys(
+    key: int, rows: NDArray[np.int64], times: NDArray[np.int64] | None, echo: int, echoes: int
+) -> NDArray[np.uint64]:
+    """Returns the keys of samples for so many uses from `echo` on, uint64 (echoes * B,); as `Draws` makes them.
+
+    `key` is of seed and epoch; rows and times are C-contiguous, (B,).
+    """
+    keys = np.empty(echoes * len(rows), np.uint64)
+    _drawing(keys.size).fastload_draw_keys(
+        key, rows.ctypes.data, None if times is None else times.ctypes.data, len(rows), echo, echoes, keys.ctypes.data
+    )
+    return keys
+
+
+MOVE = struct.Struct("q Q 2q 4q q d 2d 2d 2d")
+"""A transform that moves pixels, as `draw_placement` takes it: native.c has the names of the numbers."""
+
+MOVES = ("flip", "random crop", "center crop", "resize", "random resized crop")
+"""Their kinds, by number."""
+
+
+def draw_placement(
+    keys: NDArray[np.uint64], sizes: NDArray[np.int64], moves: Sequence[bytes]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]] | None:
+    """Returns where pixels of B samples come from, as moves draw it one after another, of which one resizes at most.
+
+    Args:
+        keys: uint64 (B,), C-contiguous.
+        sizes: int64 (B or 1, 2), of the images.
+        moves: each as MOVE packs it.
+
+    Returns:
+        int64 (4, B, 2), `first`, `window`, `scaled` and `offset` of a placement, and bool (B, 2), `turned`.
+        None where NumPy has to draw it: a number lies so close to where it is rounded up that the exponential functions
+        of two libraries need not agree, or an image is too small.
+    """
+    count, sizes = len(keys), np.ascontiguousarray(sizes, np.int64)
+    placed, turned = np.empty((4, count, 2), np.int64), np.empty((count, 2), np.bool_)
+    done = _drawing(count).fastload_draw_placement(
+        keys.ctypes.data, count, sizes.ctypes.data, 2 * (len(sizes) > 1), b"".join(moves), len(moves),
+        placed.ctypes.data, turned.ctypes.data,
+    )  # fmt: skip
+    return (placed, turned) if done else None
+
+
+def _drawing(count: int) -> Any:
+    return library() if count > HELD_SAMPLES else _keeping_the_gil()
 
 
 def can_make(dtype: np.dtype[Any]) -> bool:

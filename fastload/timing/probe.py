@@ -103,7 +103,7 @@ class LoaderStats:
         echo: times each batch is used in this epoch.
         blocked_s: part of elapsed_s that the host spent in `next()` until it had a batch, without transforms: waiting
             for it to be read, for memory to read into, or for a device that has enough batches to go on with.
-        read: how rows of a packed file are read, "map" or "pread", also where the loader's `read` is "auto"; "" for
+        read: how rows of a packed file are read, "map" or "pread", also where the dataset's `read` is "auto"; "" for
             another dataset.
         damaged_samples: damaged rows of the file that were replaced by other rows (on_damage="skip").
         damaged_rows: their numbers, the first `MOST_DAMAGED_ROWS` of them.

@@ -15,6 +15,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from fastload.plan.permutation import mix64
+from fastload.system import native
+
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: SplitMix64's increment
 _OUTPUT = 0xD1B54A32D192ED03  # a number drawn from a key, and a stream's key derived from it, never share an input
@@ -56,13 +59,18 @@ class Draws:
         self._made: NDArray[np.uint64] | None = None
 
     @property
-    def _keys(self) -> NDArray[np.uint64]:
+    def keys(self) -> NDArray[np.uint64]:
+        """The samples' keys, uint64 (B * echoes,), from which all their numbers are drawn."""
         # Not before they are asked for: a batch whose numbers were drawn beforehand needs none.
         if self._made is None:
             seed, epoch, rows, echo, echoes, times = self._given
-            key = _mix(np.array([int(seed) & _WORD], np.uint64))
-            key = _mix(key ^ np.uint64(int(epoch) & _WORD))
-            keys = _mix(np.asarray(rows, dtype=np.int64).view(np.uint64) ^ key)
+            key = mix64((mix64(int(seed) + _GOLDEN) ^ (int(epoch) & _WORD)) + _GOLDEN)
+            rows = np.ascontiguousarray(rows, np.int64)
+            if native.library() is not None:
+                times = None if times is None else np.ascontiguousarray(times, np.int64)
+                self._made = native.draw_keys(key, rows, times, int(echo) & _WORD, echoes)
+                return self._made
+            keys = _mix(rows.view(np.uint64) ^ np.uint64(key))
             if times is not None:
                 again = times.view(np.uint64)
                 keys = np.where(times > 0, _mix(keys ^ (again * np.uint64(_TIMES))), keys)
@@ -81,11 +89,11 @@ class Draws:
 
     def stream(self, index: int) -> Draws:
         """Returns draws for the same samples, independent of all other and nested streams; index 0 to 2**64 - 1."""
-        return self._with(_mix(self._keys ^ np.uint64(index)))
+        return self._with(_mix(self.keys ^ np.uint64(index)))
 
     def of_samples(self, some: slice) -> Draws:
         """Returns the draws of some samples of the batch: as `Draws` of their rows alone."""
-        return self._with(self._keys[some])
+        return self._with(self.keys[some])
 
     def _with(self, keys: NDArray[np.uint64]) -> Draws:
         draws = object.__new__(Draws)
@@ -111,7 +119,7 @@ class Draws:
         return (self._bits() >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def _bits(self) -> NDArray[np.uint64]:
-        return _mix(self._keys ^ np.uint64(_OUTPUT))
+        return _mix(self.keys ^ np.uint64(_OUTPUT))
 
 
 def rectangle_sides(
@@ -138,7 +146,7 @@ def rectangle_sides(
     for attempts in (range(1), range(1, _ATTEMPTS)):
         streams = np.array([[2 * attempt for attempt in attempts], [2 * attempt + 1 for attempt in attempts]])
         # Each (attempts, samples that are left).
-        scales, ratios = draws._with(_mix(draws._keys[left] ^ streams.astype(np.uint64)[:, :, None])).uniform()
+        scales, ratios = draws._with(_mix(draws.keys[left] ^ streams.astype(np.uint64)[:, :, None])).uniform()
         part = area[left] * (scale[0] + (scale[1] - scale[0]) * scales)
         # IEEE 754 does not promise the same logarithms and square roots on every machine: NumPy's differ by one
         # unit in the last place between processors, which only counts at a rounding tie.

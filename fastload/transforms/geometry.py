@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 
 from fastload.errors import OptionError, is_whole
+from fastload.system import native
 from fastload.transforms.draws import Draws, rectangle_sides
 from fastload.transforms.engine.place import place_images, place_masks
 from fastload.transforms.engine.placement import PaddingMode, Placement, Whole, resized, windows
@@ -101,6 +102,9 @@ class PlacedTransform(BaseTransform, ABC):
 
 def joint_placement(moves: Iterable[tuple[int, PlacedTransform]], sizes: Whole, draws: Draws) -> Placement:
     """Returns one placement for transforms that run one after the other; each draws from the stream of its index."""
+    moves = list(moves)
+    if native.library() is not None and (drawn := _drawn_natively(moves, sizes, draws)) is not None:
+        return drawn
     placement = windows(np.zeros((len(draws), 2), np.int64), sizes)
     for index, transform in moves:
         placement = placement.then(transform.place(placement.sizes, draws.stream(index)))
@@ -219,7 +223,7 @@ class RandomCrop(PlacedTransform):
             check_values("RandomCrop(fill", self.fill, spec)
 
     def pads(self, sizes: Whole) -> bool:
-        return any(sides.any() for sides in self._padding(sizes))
+        return any(self.padding) or (self.pad_if_needed and bool((sizes < self.size).any()))
 
     def place(self, sizes: Whole, draws: Draws) -> Placement:
         before, after = self._padding(sizes)
@@ -363,3 +367,53 @@ class RandomResizedCrop(PlacedTransform):
         room = whole - window
         drawn = np.stack([draws.stream(20 + axis).integers(0, room[:, axis] + 1) for axis in (0, 1)], axis=1)
         return resized(np.where(found[:, None], drawn, room // 2), window, self.target(sizes))
+
+
+def _drawn_natively(moves: list[tuple[int, PlacedTransform]], sizes: Whole, draws: Draws) -> Placement | None:
+    """Returns the joint placement as native.c draws it; None where NumPy has to."""
+    known = all(type(transform) in _NATIVE for _, transform in moves)
+    if not len(draws) or not known or sum(transform.resizes for _, transform in moves) > 1:
+        return None
+    packed = [_NATIVE[type(transform)](index, transform) for index, transform in moves]
+    found = native.draw_placement(draws.keys, sizes, packed)
+    if found is None:
+        return None
+    (first, window, scaled, offset), turned = found
+    padding: PaddingMode | None = None
+    fill: tuple[float, ...] = (0.0,)
+    for _, transform in moves:
+        if isinstance(transform, RandomCrop) and transform.pads(sizes):
+            padding, fill = transform.padding_mode, transform.fill
+        sizes = transform.target(sizes)
+    return Placement(first, window, scaled, offset, sizes, turned, padding, fill)
+
+
+def _move(
+    kind: str,
+    stream: int,
+    size: Sequence[int] = (0, 0),
+    padding: Sequence[int] = (0, 0, 0, 0),
+    option: int = 0,
+    p: float = 0.0,
+    scale: Sequence[float] = (0, 0),
+    ratio: Sequence[float] = (1, 1),
+) -> bytes:
+    log_ratio = (math.log(end) for end in ratio)
+    return native.MOVE.pack(
+        native.MOVES.index(kind), stream, *size, *padding, option, p, *scale, *log_ratio, *ratio
+    )  # as the struct Move of native.c
+
+
+_NATIVE: dict[type, Callable[[int, Any], bytes]] = {
+    RandomHorizontalFlip: lambda stream, flip: _move("flip", stream, option=1, p=flip.p),
+    RandomVerticalFlip: lambda stream, flip: _move("flip", stream, option=0, p=flip.p),
+    RandomCrop: lambda stream, crop: _move(
+        "random crop", stream, crop.size, [crop.padding[side] for side in (1, 0, 3, 2)], crop.pad_if_needed
+    ),
+    CenterCrop: lambda stream, crop: _move("center crop", stream, crop.size),
+    Resize: lambda stream, resize: _move("resize", stream, (*resize.size, 0)[:2], option=resize.max_size or 0),
+    RandomResizedCrop: lambda stream, crop: _move(
+        "random resized crop", stream, crop.size, scale=crop.scale, ratio=crop.ratio
+    ),
+}
+"""How native.c draws transforms of exactly these classes: a derived one may place in another way."""

@@ -225,7 +225,7 @@ def test_a_loader_that_reads_as_advised_survives_a_truncated_file(packed_copy):
     pytest.importorskip("torch")
     with open(packed_copy, "r+b"):  # who writes to it keeps us from holding writers off
         hear("pread", info(packed_copy))
-    loader = fastload.FastLoader(packed_copy, 4, read="pread")
+    loader = fastload.FastLoader(fastload.PackedDataset(packed_copy, read="pread"), 4)
     os.truncate(packed_copy, 4096)
     with pytest.raises(FastloadError):
         list(loader)

@@ -62,11 +62,11 @@ KINDS: dict[str, Callable[[Path], Path]] = {
 """Kind -> writes a file of it."""
 
 
-def dataset_of(path: Path, check: Any = "auto") -> PackedDataset:
+def dataset_of(path: Path, **options: Any) -> PackedDataset:
     """All fields of a file that torch has a dtype for, "row" and "valid" among them."""
     known = PackedDataset(path, check=None).file.fields
     fields = [name for name in ("images", "masks", "labels", "bbox") if name in known]
-    return PackedDataset(path, fields=[*fields, "row", "valid"], check=check)
+    return PackedDataset(path, fields=[*fields, "row", "valid"], **options)
 
 
 def transforms_of(dataset: PackedDataset) -> list[Any]:

@@ -52,7 +52,7 @@ def _info(file: Path, folder: Path) -> None:
 
 def _load(read: str, file: Path, folder: Path) -> None:
     names = PackedDataset(file).fields
-    loader = FastLoader(PackedDataset(file, fields=[*names, "row"]), 4, workers=1, ends="exact", read=read)
+    loader = FastLoader(PackedDataset(file, fields=[*names, "row"], read=read), 4, workers=1, ends="exact")
     with contextlib.closing(loader):
         for number, _ in zip(range(8), loader, strict=False):
             assert number < 8

@@ -25,19 +25,18 @@ FLIPS = int(os.environ.get("FASTLOAD_FLIPS", "72"))
 BATCH = 6
 
 
-def delivered(path: Path, check: Any = "auto", on_damage: Any = "raise", **options: Any) -> dict[int, Row]:
+def delivered(path: Path, workers: int | None = None, **of_dataset: Any) -> dict[int, Row]:
     """The samples that a loader gives as valid in two epochs, and up to an error, if there is one."""
     found: dict[int, Row] = {}
     try:
-        dataset = dataset_of(path, check)
+        dataset = dataset_of(path, **of_dataset)
         loader = FastLoader(
             dataset,
             BATCH,
             transform=transforms_of(dataset),
-            on_damage=on_damage if check else "raise",
             share=None,
             ends="exact",
-            **options,
+            workers=workers,
         )
         try:
             for epoch in (0, 0):
@@ -124,7 +123,9 @@ def test_worker_processes_deliver_no_damaged_row(tmp_path: Path, field: str) -> 
     dataset.transform = negative
     with pytest.raises(DamagedRowError, match=rf"row 7.*{field}.*fastload verify"):
         list(FastLoader(dataset, BATCH, share=None, workers=1))
-    loader = FastLoader(dataset, BATCH, share=None, workers=2, on_damage="skip", shuffle=False)
+    skipping = dataset_of(path, on_damage="skip")
+    skipping.transform = negative
+    loader = FastLoader(skipping, BATCH, share=None, workers=2, shuffle=False)
     for _ in range(2):
         found = rows_of(dataset.fields, loader)
         assert sorted(found) == [row for row in range(24) if row != 7]

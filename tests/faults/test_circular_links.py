@@ -15,9 +15,9 @@ from fastload import PackedDataset
 from fastload.errors import FastloadError
 from fastload.export import export_file
 from fastload.inspection.verify import verify_file
-from fastload.loader.from_folder import packed_path
 from fastload.pack import pack_images, survey_source
 from fastload.pack.index import index_files
+from fastload.pack.unpacked import packed_path
 from fastload.repack import append_images, merge_files, repack_file
 
 

@@ -16,6 +16,7 @@ import torch
 from flipped_files import KINDS, dataset_of, flip, rows_of
 from late_backend import Device
 from small_files import write_random
+from small_loaders import apart
 from torch.utils.data import DataLoader
 
 from fastload import DamagedRowError, FastLoader, MixedEcho, PackedDataset
@@ -92,7 +93,8 @@ def loader_of(path: Path, kind: str, way: str, **more: Any) -> FastLoader:
         options["device"] = Device()
     if kind == "jpeg" and "python" not in options:  # of several sizes
         options.setdefault("transform", [RandomResizedCrop(8)])
-    dataset = dataset_of(path)
+    own, options = apart(options)
+    dataset = dataset_of(path, **own)
     dataset.transform = options.pop("python", None)
     dataset.decode = options.pop("decode", "cpu")
     return FastLoader(dataset, BATCH, **options)

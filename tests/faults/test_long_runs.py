@@ -19,6 +19,7 @@ import torch
 from late_backend import Device
 from ragged_cases import varied_file
 
+from fastload import Workers
 from fastload.dataset import PackedDataset
 from fastload.loader.loader import FastLoader
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
@@ -98,7 +99,7 @@ def make(packed, tmp_path, start_by_fork):
             return FastLoader(packed, BATCH, echo=2, transform=[RandomHorizontalFlip()], workers=2)
         if kind == "cache":
             return FastLoader(packed, BATCH, cache="device", device=Device(patience=1), workers=2)
-        return FastLoader(packed, BATCH, workers=2, timeout=600)
+        return FastLoader(packed, BATCH, workers=Workers(2, timeout=600))
 
     return of
 

@@ -23,6 +23,7 @@ from flipped_files import flip, rows_of
 from PIL import Image
 from ragged_cases import varied_file
 from small_files import labels_in_turn, random_pixels, rows_by_key, write_foreign
+from small_loaders import apart
 
 from fastload import FastLoader, PackedDataset, index_files, pack_images
 from fastload.errors import DamagedRowError, FileChangedError, FormatError, SourceError
@@ -112,9 +113,9 @@ def write_over(files: list[tuple[Path, bytes]]) -> None:
 
 def batches(path: Path, way: str, moment: Moments) -> Iterator[tuple[torch.Tensor, ...]]:
     """Three epochs of a file, read in one way."""
-    dataset = PackedDataset(path, fields=["images", "labels", "row", "valid"])
+    own, options = apart(WAYS[way])
+    dataset = PackedDataset(path, fields=["images", "labels", "row", "valid"], **own)
     dataset.transform = inverted if way == "processes" else None
-    options = dict(WAYS[way])
     if dataset.file.fields["images"].varied:
         options["transform"] = [RandomResizedCrop(8)]
     with closing(FastLoader(dataset, BATCH, share=None, ends="exact", seed=4, **options)) as loader:

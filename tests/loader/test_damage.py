@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import pickle
 import shutil
 import tempfile
 from contextlib import closing
@@ -13,11 +14,13 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import small_loaders
 import torch
 from late_backend import Device
 from ragged_cases import flip as flip_ragged
 from ragged_cases import flip_byte, varied_file
 from small_files import random_pixels, write_foreign, write_random
+from torch.utils.data import Subset, random_split
 
 from fastload import DamagedRowError, FastLoader, FormatError, OptionError, PackedDataset
 from fastload.format.digests import header_digest
@@ -37,7 +40,7 @@ def damage(path, *rows, field="images"):
 
 
 def loader_of(path, batch_size=8, fields=("images", "labels"), **options):
-    return FastLoader(PackedDataset(path, fields=fields), batch_size, **{"workers": 1, "share": None, **options})
+    return small_loaders.loader_of(path, batch_size, fields=fields, **{"workers": 1, "share": None, **options})
 
 
 def as_it_is(sample):
@@ -87,7 +90,7 @@ def rotting(packed, tmp_path):
 def test_a_row_is_compared_once_or_always_or_never(rotting, check, found):
     path, data = rotting
     before, images = path.stat(), read_header(path).fields["images"]
-    loader = FastLoader(path, 8, check=check, workers=1, ends="pad", share=None)
+    loader = FastLoader(PackedDataset(path, check=check), 8, workers=1, ends="pad", share=None)
     list(loader)
     list(loader)  # what was read ahead of this epoch is handed over
     data[images.offset + 3 * images.row_bytes] ^= 1
@@ -167,9 +170,9 @@ def test_ranks_give_as_many_batches_whatever_is_damaged(packed, packed_copy):
 @pytest.mark.parametrize("selected", [False, True])
 def test_a_short_last_batch_of_damaged_rows_alone_has_others_in_their_place(packed_copy, transform, selected):
     damage(packed_copy, 0, 58, 59)
-    dataset = PackedDataset(packed_copy, transform=transform)
+    dataset = PackedDataset(packed_copy, transform=transform, on_damage="skip")
     dataset = dataset.select(range(60)) if selected else dataset
-    with closing(FastLoader(dataset, 29, shuffle=False, on_damage="skip", workers=1, share=None)) as loader:
+    with closing(FastLoader(dataset, 29, shuffle=False, workers=1, share=None)) as loader:
         *_, last = loader
     assert last.rows.tolist() == [1, 1] and last.valid.tolist() == [False, False]
     assert loader.stats.damaged_samples == 3
@@ -187,7 +190,7 @@ def test_rows_that_vary_in_length_are_skipped(tmp_path, masks):
     flip_ragged(path, "images", 4, 20)
     flip_ragged(path, "masks" if masks else "images", 7, -20)
     for transform in ([RandomResizedCrop(8)], [RandomCrop(8)]):
-        loader = FastLoader(path, 4, transform=transform, on_damage="skip", ends="exact", share=None)
+        loader = FastLoader(PackedDataset(path, on_damage="skip"), 4, transform=transform, ends="exact", share=None)
         found = pairs(loader)
         assert sorted(row for row, valid in found if valid) == [0, 1, 2, 3, 5, 6, 8, 9, 10, 11]
     with pytest.raises(DamagedRowError):
@@ -234,10 +237,7 @@ def test_a_header_that_was_changed_is_an_error_when_the_file_is_opened(packed_co
     for opened in (lambda: PackedDataset(packed_copy), lambda: FastLoader(packed_copy, 4, share=None)):
         with pytest.raises(FormatError, match=r"its header .* is not as it was written"):
             opened()
-    dataset = PackedDataset(packed_copy, check=None)
-    assert len(pairs(FastLoader(dataset, 4, share=None))) == N
-    with pytest.raises(FormatError, match="header"):
-        FastLoader(dataset, 4, check="first", share=None)
+    assert len(pairs(FastLoader(PackedDataset(packed_copy, check=None), 4, share=None))) == N
 
 
 @pytest.mark.parametrize("name", ["digest", "digest_fields"])
@@ -247,7 +247,7 @@ def test_a_packed_file_without_digests_is_refused_even_if_its_header_says_so(pac
         file.attrs["header_digest"] = header_digest(file)
     with pytest.raises(FormatError, match=rf"its digests cannot be read \(missing or of another type: {name}\)"):
         FastLoader(packed_copy, 4, share=None)
-    assert len(pairs(FastLoader(packed_copy, 4, check=None, share=None))) == N
+    assert len(pairs(FastLoader(PackedDataset(packed_copy, check=None), 4, share=None))) == N
 
 
 def test_a_file_of_another_program_has_nothing_to_compare_with(tmp_path):
@@ -256,9 +256,9 @@ def test_a_file_of_another_program_has_nothing_to_compare_with(tmp_path):
     assert pairs(FastLoader(path, 4, share=None))
     for check in ("always", "first"):
         with pytest.raises(OptionError, match="holds no digests"):
-            FastLoader(path, 4, check=check, share=None)
+            PackedDataset(path, check=check)
     with pytest.raises(OptionError, match="compared with a digest"):
-        FastLoader(path, 4, on_damage="skip", share=None)
+        PackedDataset(path, on_damage="skip")
 
 
 def test_checks_without_meaning_are_refused(packed):
@@ -266,31 +266,23 @@ def test_checks_without_meaning_are_refused(packed):
         ({"check": "sometimes"}, "check='sometimes'"),
         ({"on_damage": "ignore"}, "on_damage='ignore'"),
         ({"on_damage": "skip", "check": None}, "check other than None"),
+        ({"read": "mmap"}, "read='mmap' is not known; accepted: auto, map, pread"),
     ]:
         with pytest.raises(OptionError, match=said):
-            FastLoader(packed, 4, share=None, **options)
-    with pytest.raises(OptionError, match="no packed file"):
-        FastLoader(list(random_pixels(8)), 4, check="first", share=None)
-    with pytest.raises(OptionError, match="check='no'"):
-        PackedDataset(packed, check="no")
+            PackedDataset(packed, **options)
 
 
-@pytest.mark.parametrize(
-    ("given", "asked", "used"),
-    [
-        ("auto", "auto", "first"),
-        (None, "auto", None),
-        ("always", "auto", "always"),
-        ("always", "first", "first"),
-        (None, "always", "always"),
-        ("first", None, None),
-    ],
-)
-def test_the_loader_checks_as_its_dataset_does_unless_told_otherwise(packed, given, asked, used):
-    dataset = PackedDataset(packed, check=given)
-    loader = FastLoader(dataset, 4, check=asked, share=None)
-    assert loader._options.packed.dataset.check == used
-    assert dataset.check == ("first" if given == "auto" else given), "the user's own stays as it is"
+def test_parts_of_a_dataset_and_loaders_read_as_it_does(packed):
+    dataset = PackedDataset(packed, check="always", read="pread", on_damage="skip")
+    selected = dataset.select([3, 1])
+    sources = [dataset, selected, selected.select([0]), dataset.only(["b"]), Subset(dataset, [1, 2])]
+    sources += random_split(dataset, [0.5, 0.5])
+    sources.append(PackedDataset(packed, transform=as_it_is, check="always", read="pread", on_damage="skip"))
+    for source in [*sources, *pickle.loads(pickle.dumps(sources))]:
+        with closing(FastLoader(source, 1, workers=1, share=None)) as loader:
+            for found in (loader.dataset, loader.with_(batch_size=2, ends="pad").dataset):
+                assert (found.check, found.read, found.on_damage) == ("always", "pread", "skip")
+            assert loader.stats.read == "pread" and loader._options.skip_damaged
 
 
 # Around the size from which rows are hashed in pieces, and that of a part that is copied at a time.

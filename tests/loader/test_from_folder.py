@@ -15,10 +15,20 @@ from interrupted import stop_at
 from PIL import Image
 from small_trees import archived
 
-from fastload import FastLoader, FileChangedError, MissingFileError, OptionError, OutputError, SourceError, pack_images
+from fastload import (
+    FastLoader,
+    FileChangedError,
+    MissingFileError,
+    OptionError,
+    OutputError,
+    PackedDataset,
+    SourceError,
+    pack_images,
+)
+from fastload.dataset import UnpackedDataset
 from fastload.errors import StateError
-from fastload.loader.from_folder import PackedFolder, UnpackedDataset, packed_path
 from fastload.pack.pool import BackgroundPack
+from fastload.pack.unpacked import packed_path
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 
 TRAINING = [RandomResizedCrop(16), RandomHorizontalFlip()]
@@ -57,7 +67,7 @@ def epoch(loader: FastLoader) -> list[tuple[list[int], torch.Tensor, torch.Tenso
 
 
 def test_a_selection_of_a_folder_is_the_same_rows_once_it_is_packed(photos, tmp_path):
-    whole = FastLoader(photos, 4, cache_dir=tmp_path / "cache", transform=TRAINING).dataset
+    whole = PackedDataset.from_folder(photos, cache_dir=tmp_path / "cache")
     parts = [whole.select(range(0, 30, 2)), whole.only(["class 2", "class 0"])]
     loaders = [FastLoader(part, 4, transform=TRAINING, ends="exact", workers=1) for part in parts]
     before = [epoch(loader) for loader in loaders]
@@ -67,9 +77,9 @@ def test_a_selection_of_a_folder_is_the_same_rows_once_it_is_packed(photos, tmp_
         rows = sorted(row for batch in first for row in batch[0])
         assert rows == part.rows.tolist()
         loader.set_epoch(0)
-        assert same(first, epoch(loader)) and isinstance(loader.dataset, PackedFolder)
+        assert same(first, epoch(loader)) and type(loader.dataset) is PackedDataset
         assert loader.dataset.classes == part.classes
-    again = FastLoader(photos, 4, cache_dir=tmp_path / "cache", transform=TRAINING).dataset
+    again = PackedDataset.from_folder(photos, cache_dir=tmp_path / "cache")
     loader = FastLoader(again.select(range(0, 30, 2)), 4, transform=TRAINING, ends="exact", workers=1)
     loader.load_state_dict(states[0])
     for other in (again.select(range(1, 30, 2)), again, again.only(["class 0", "class 2"])):
@@ -93,7 +103,7 @@ def test_batches_are_those_of_the_packed_file_before_and_after_it_is_there(photo
     assert "30 images, read as they are while they are packed into" in said and "\n" not in said
     until_packed(loader)
     second = epoch(loader)
-    assert isinstance(loader.dataset, PackedFolder)
+    assert type(loader.dataset) is PackedDataset
     output = packed_path(source, None)
     assert output.parent == tmp_path and not list(tmp_path.glob("*.part"))
     pack_images(source, tmp_path / "beforehand.h5", store="source")
@@ -102,11 +112,12 @@ def test_batches_are_those_of_the_packed_file_before_and_after_it_is_there(photo
     assert same(first, epoch(packed)) and same(second, epoch(packed))
     # A later run finds it.
     again = FastLoader(source, 4, transform=TRAINING, ends="exact")
-    assert isinstance(again.dataset, PackedFolder) and same(epoch(again), first)
+    assert type(again.dataset) is PackedDataset and same(epoch(again), first)
 
 
 def test_samples_and_batches_of_their_own_sizes(photos, tmp_path):
-    loader = FastLoader(photos, 4, shuffle=False, batch="list", ends="exact", cache_dir=tmp_path / "cache")
+    folder = PackedDataset.from_folder(photos, cache_dir=tmp_path / "cache")
+    loader = FastLoader(folder, 4, shuffle=False, batch="list", ends="exact")
     dataset = loader.dataset
     assert isinstance(dataset, UnpackedDataset) and dataset.output.parent == tmp_path / "cache"
     for batch in loader:
@@ -121,6 +132,17 @@ def test_samples_and_batches_of_their_own_sizes(photos, tmp_path):
             assert torch.equal(batch[0][at], dataset[row][0])
 
 
+def test_the_packed_file_is_read_as_was_asked_for(photos, tmp_path):
+    asked = {"check": "always", "read": "pread", "on_damage": "skip"}
+    folder = PackedDataset.from_folder(photos, **asked)
+    loader = FastLoader(folder.select(range(20)), 4, transform=TRAINING, workers=1)
+    assert len(epoch(loader)) == 5 and not loader._options.skip_damaged, "an image that cannot be decoded is an error"
+    until_packed(loader)
+    assert len(epoch(loader)) == 5 and loader._options.skip_damaged and loader.stats.read == "pread"
+    for dataset in (loader.dataset, PackedDataset.from_folder(photos, **asked)):
+        assert {name: getattr(dataset, name) for name in asked} == asked
+
+
 def test_what_was_interrupted_goes_on(photos, tmp_path):
     loader = FastLoader(photos, 4, transform=TRAINING)
     state = None
@@ -128,7 +150,7 @@ def test_what_was_interrupted_goes_on(photos, tmp_path):
         state = state or loader.state_dict()
         rows = batch.rows.tolist() if state is None else None
     dataset = loader.dataset
-    process = dataset._packing[0]._process
+    process = dataset._folder._packing._process
     process.kill()
     process.wait()
     assert rows is None
@@ -142,7 +164,7 @@ def test_what_was_interrupted_goes_on(photos, tmp_path):
         whole = epoch(FastLoader(photos, 4, transform=TRAINING))
     # A state of the folder's epoch goes on in the packed file.
     packed = FastLoader(photos, 4, transform=TRAINING)
-    assert isinstance(packed.dataset, PackedFolder)
+    assert type(packed.dataset) is PackedDataset
     packed.load_state_dict(state)
     assert same(epoch(packed), whole[1:])
 
@@ -183,7 +205,7 @@ def test_a_folder_that_changed_is_an_error_that_names_the_sample(photos):
 
 
 def test_a_file_that_changes_or_cannot_be_decoded_is_named(photos, monkeypatch):
-    monkeypatch.setattr("fastload.loader.from_folder.local_rank", lambda: 1)  # nothing is packed here
+    monkeypatch.setattr("fastload.pack.unpacked.local_rank", lambda: 1)  # nothing is packed here
     loader = FastLoader(photos, 4, transform=TRAINING, ends="exact")
     path = photos / "class 1" / "01.jpg"
     content = path.read_bytes()
@@ -201,7 +223,7 @@ def test_a_file_that_changes_or_cannot_be_decoded_is_named(photos, monkeypatch):
 def test_the_folder_may_be_relative_and_the_script_go_elsewhere(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(photos.parent)
     for cache in (None, "cache"):
-        loader = FastLoader("photos", 4, transform=TRAINING, cache_dir=cache)
+        loader = FastLoader(PackedDataset.from_folder("photos", cache_dir=cache), 4, transform=TRAINING)
         (tmp_path / "elsewhere").mkdir(exist_ok=True)
         os.chdir(tmp_path / "elsewhere")
         epoch(loader)
@@ -226,14 +248,15 @@ def test_what_cannot_be(photos, tmp_path):
     bad = tmp_path / "bad"
     bad.mkdir()
     (bad / "1.jpg").write_bytes(b"no image")
-    with pytest.raises(SourceError, match=r"1\.jpg.*FastLoader has no such options: pack it with them"):
+    with pytest.raises(SourceError, match=r"1\.jpg.*from_folder has no such options: pack it with them"):
         FastLoader(bad, 4)
-    with pytest.raises(OptionError, match="source is none"):
-        FastLoader(tmp_path / "some.h5", 4, cache_dir=tmp_path)
+    with pytest.raises(MissingFileError, match="no such folder or archive"):
+        PackedDataset.from_folder(tmp_path / "photo")
+    (tmp_path / "some.h5").touch()
+    with pytest.raises(OptionError, match=r"is no folder, \.zip or \.tar"):
+        PackedDataset.from_folder(tmp_path / "some.h5")
     with pytest.raises(OptionError, match="lies inside the source"):
-        FastLoader(photos, 4, cache_dir=photos / "cache")
-    with pytest.raises(OptionError, match="its files have no digests"):
-        FastLoader(photos, 4, transform=TRAINING, check="always")
+        PackedDataset.from_folder(photos, cache_dir=photos / "cache")
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="no image"):
         FastLoader(tmp_path / "empty", 4)

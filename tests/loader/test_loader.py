@@ -10,7 +10,8 @@ import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import fields
 
 import h5py
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from child_processes import in_a_fork
 from late_backend import LateBackend
 from small_files import write_random
+from small_loaders import loader_of
 
 from fastload.dataset import PackedDataset
 from fastload.distributed import ranks
@@ -26,6 +28,7 @@ from fastload.errors import FileChangedError, FormatError, MissingFileError, Opt
 from fastload.loader import loader as loader_module
 from fastload.loader.batch import Batch
 from fastload.loader.loader import FastLoader
+from fastload.loader.options import List, LoaderOptions, Workers
 from fastload.plan import ChunkWindow
 from fastload.transforms import CenterCrop, Normalize, RandomHorizontalFlip
 
@@ -85,7 +88,7 @@ def test_the_dataset_tells_the_number_of_samples_as_that_of_a_dataloader_does(pa
 @pytest.mark.parametrize("read", ["map", "pread"])
 @pytest.mark.parametrize("shuffle", [True, False, "full", "chunk", ChunkWindow(2)])
 def test_order_is_the_plans_whatever_the_workers(packed, shuffle, read):
-    orders = [rows_of(FastLoader(packed, 7, shuffle=shuffle, workers=workers, read=read)) for workers in (1, 2, 4)]
+    orders = [rows_of(loader_of(packed, 7, shuffle=shuffle, workers=workers, read=read)) for workers in (1, 2, 4)]
     assert orders[0] == orders[1] == orders[2]
     plan = FastLoader(packed, 7, shuffle=shuffle)._epochs.plan
     assert orders[0] == [batch.rows.tolist() for batch in plan.batches(0)]
@@ -166,7 +169,7 @@ def wait_until_read_ahead(loader):
 
 @pytest.mark.parametrize("options", [{"read": "map"}, {"read": "pread"}, {"transform": [RandomHorizontalFlip()]}])
 def test_a_file_truncated_or_written_while_training_is_an_error(tmp_path, options):
-    loader = FastLoader(write_random(tmp_path / "a.h5", **WHOLE), 4, **options)
+    loader = loader_of(write_random(tmp_path / "a.h5", **WHOLE), 4, **options)
     iterator = iter(loader)
     next(iterator)
     wait_until_read_ahead(loader)  # truncated in the middle of a copy, a mapped file kills the process (SIGBUS)
@@ -244,7 +247,7 @@ def test_transforms_run_late_and_their_draws_depend_on_the_sample_alone(packed, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"read": "mmap"}, '"map" or "pread"'),
+        ({"batch": "rows"}, r"""batch='rows' is not known; choose "stack", "list", "pad", List"""),
         ({"workers": "fast"}, """workers='fast': give a whole number, 1 or more, "auto" or None"""),
         ({"workers": 0}, "workers=0: give a whole number"),
         ({"workers": 1.5}, "workers=1.5: give"),
@@ -360,6 +363,54 @@ def test_arguments_of_a_dataloader_are_answered(packed):
             FastLoader(packed, 8, **words)
 
 
+@pytest.mark.parametrize(
+    ("words", "names", "instead"),
+    [
+        ({"read": "pread"}, "read=", "FastLoader(PackedDataset({file!r}, read='pread'), ...)"),
+        ({"check": None, "on_damage": "skip"}, "check=, on_damage=", "({file!r}, check=None, on_damage='skip'), ...)"),
+        ({"cache_dir": "there"}, "cache_dir=", "PackedDataset.from_folder({file!r}, cache_dir='there')"),
+        (
+            {"batch": "pad", "pad_to": 32, "group_by": "aspect"},
+            "pad_to=, group_by=",
+            "Pad(multiple=32, group_by='aspect')",
+        ),
+        ({"batch": "list", "group_by": "aspect"}, "group_by=", "batch=List(group_by='aspect')"),
+        ({"batch": List(), "pad_to": 8}, "pad_to=", "batch=Pad(multiple=8)"),
+        ({"timeout": 30}, "timeout=", "workers=Workers(timeout=30)"),
+        ({"timeout": 30, "workers": "auto"}, "timeout=", "workers=Workers('auto', timeout=30)"),
+        ({"timeout": 30, "workers": Workers(4)}, "timeout=", "workers=Workers(4, timeout=30)"),
+        (
+            {"read": "map", "timeout": 1, "num_workers": 2},
+            "read=",
+            "no argument timeout=: give workers=Workers(timeout=1)",
+        ),
+    ],
+)
+def test_arguments_of_other_objects_are_answered_with_the_line_to_type(packed, words, names, instead):
+    with pytest.raises(OptionError) as caught:
+        FastLoader(str(packed), 8, **words)
+    said = str(caught.value)
+    assert said.startswith(f"FastLoader has no argument {names}: give ") and instead.format(file=str(packed)) in said
+
+
+def test_such_arguments_are_answered_also_where_they_are_changed_or_set(packed):
+    with closing(FastLoader(packed, 8, workers=3, batch="list")) as loader:
+        with pytest.raises(OptionError, match=r"timeout=: give workers=Workers\(3, timeout=9\)"):
+            loader.with_(timeout=9)
+        with pytest.raises(OptionError, match=r"group_by=: give batch=List\(group_by='aspect'\)"):
+            loader.group_by = "aspect"
+        with pytest.raises(
+            OptionError, match=r"read=: give FastLoader\(PackedDataset\(\.\.\., read='pread'\), \.\.\.\)"
+        ):
+            loader.read = "pread"
+
+
+def test_of_a_folder_the_line_to_type_is_that_of_a_folder(tmp_path):
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(OptionError, match=r"PackedDataset\.from_folder\('.*photos', check=None\)"):
+        FastLoader(tmp_path / "photos", 8, check=None)
+
+
 def test_misspelt_arguments_are_told_the_nearest_one(packed):
     for words, message in (
         ({"batchsize": 8}, r"no argument batchsize=. Did you mean batch_size=\?$"),
@@ -371,8 +422,8 @@ def test_misspelt_arguments_are_told_the_nearest_one(packed):
 
 
 def test_signatures_are_those_of_init_also_of_subclasses(packed):
-    assert list(inspect.signature(FastLoader).parameters)[:3] == ["source", "batch_size", "shuffle"]
-    assert "words" not in inspect.signature(FastLoader).parameters
+    twelve = "source batch_size shuffle ends seed share workers device transform echo cache batch".split()
+    assert list(inspect.signature(FastLoader).parameters) == twelve == [field.name for field in fields(LoaderOptions)]
 
     class Named(FastLoader):
         def __init__(self, source, *, name):

@@ -12,7 +12,7 @@ import torch
 from late_backend import Device
 from PIL import Image
 
-from fastload import FastLoader, OptionError, PackedDataset
+from fastload import FastLoader, List, OptionError, PackedDataset, Pad
 from fastload.format.ragged import Column
 from fastload.transforms import (
     ColorJitter,
@@ -108,10 +108,7 @@ def test_a_list_holds_each_sample_as_the_file_has_it(stored):
 
 
 def test_padded_ones_are_those_of_a_list_with_zeros_around(stored):
-    together = [
-        list(FastLoader(dataset(stored), 4, ends="exact", batch=kind, **options))
-        for kind, options in (("list", {}), ("pad", {"pad_to": 16}))
-    ]
+    together = [list(FastLoader(dataset(stored), 4, ends="exact", batch=batch)) for batch in (List(), Pad(multiple=16))]
     for listed, padded in zip(*together, strict=True):
         images, masks = padded[0], padded[1]
         height, width = (-(-side // 16) * 16 for side in listed.sizes.amax(0).tolist())
@@ -199,11 +196,11 @@ def test_each_echo_is_augmented_anew_and_belongs_to_the_user(raw, form):
 
 def test_rows_of_one_size_and_a_mask_of_pixels_as_a_field(tmp_path, images):
     path = write_ragged(tmp_path / "one.h5", [image[:20, :20] for image in images], columns(images))
-    batch = next(iter(FastLoader(path, 5, shuffle=False, batch="pad", pad_to=32)))
+    batch = next(iter(FastLoader(path, 5, shuffle=False, batch=Pad(multiple=32))))
     assert batch[0].shape == (5, 3, 32, 32) and torch.equal(batch[0][0, :, :20, :20], PackedDataset(path)[0][0])
     asked = PackedDataset(path, fields=("images", "pixel_mask", "valid"))
     assert asked[3][1].all() and asked[3][1].shape == (20, 20)
-    batch = next(iter(FastLoader(asked, 5, shuffle=False, batch="pad", pad_to=32)))
+    batch = next(iter(FastLoader(asked, 5, shuffle=False, batch=Pad(multiple=32))))
     assert torch.equal(batch[1], batch.pixel_mask) and batch[1].sum() == 5 * 400
 
 
@@ -215,8 +212,8 @@ def test_images_of_a_batch_kept_by_the_user_stay_as_they_are(stored):
 
 
 def test_a_grouped_epoch_is_resumed_and_other_orders_are_refused(stored):
-    def make(**options):
-        return FastLoader(dataset(stored), 4, ends="exact", batch="pad", **{"group_by": "aspect", **options})
+    def make(group_by="aspect"):
+        return FastLoader(dataset(stored), 4, ends="exact", batch=Pad(group_by=group_by))
 
     whole = [batch.rows.tolist() for batch in make()]
     loader = make()
@@ -233,13 +230,7 @@ def test_a_grouped_epoch_is_resumed_and_other_orders_are_refused(stored):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"batch": "rows"}, 'choose "stack", "list" or "pad"'),
-        ({"batch": "pad", "pad_to": 0}, "pad_to=0"),
-        ({"batch": "pad", "pad_to": 10**6}, "no network asks for over 4096"),
-        ({"batch": "list", "pad_to": 32}, 'Say batch="pad"'),
-        ({"group_by": "aspect"}, "none is padded"),
-        ({"batch": "pad", "group_by": "size"}, 'choose "aspect" or None'),
-        ({"batch": "pad", "group_by": "aspect", "shuffle": False}, "shuffled"),
+        ({"batch": Pad(group_by="aspect"), "shuffle": False}, "shuffled"),
         ({"batch": "list", "cache": "device", "device": Device()}, "one size"),
         ({"batch": "pad", "transform": [MixUp(num_classes=4)]}, "MixUp mixes images of one size"),
         ({"batch": "list", "transform": [RandomCrop(60)]}, "smaller than the window"),
@@ -251,11 +242,25 @@ def test_options_without_meaning(stored, options, said):
             pass
 
 
+@pytest.mark.parametrize(
+    ("form", "options", "said"),
+    [
+        (Pad, {"multiple": 0}, "multiple=0: give a whole number"),
+        (Pad, {"multiple": 10**6}, r"Pad\(multiple=1000000\): .*no network asks for over 4096"),
+        (Pad, {"group_by": "size"}, "group_by='size' is not known; accepted: aspect, None"),
+        (List, {"group_by": "size"}, "group_by='size' is not known; accepted: aspect, None"),
+    ],
+)
+def test_forms_of_batches_without_meaning(form, options, said):
+    with pytest.raises(OptionError, match=said):
+        form(**options)
+
+
 def test_other_data_and_small_images_are_named(stored):
     with pytest.raises(OptionError, match="made by Python code"):
         FastLoader(PackedDataset(stored, transform=lambda sample: sample), 4, batch="list")
     with pytest.raises(OptionError, match="no others to be like"):
-        FastLoader(stored, 1, batch="pad", group_by="aspect")
+        FastLoader(stored, 1, batch=Pad(group_by="aspect"))
     with pytest.raises(OptionError, match="padded batches"):
         FastLoader(PackedDataset(stored, fields=("images", "pixel_mask")), 2)
     with pytest.raises(OptionError, match="add images"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from small_loaders import loader_of
 
 import fastload.transforms as T
 from fastload import FastLoader, PackedDataset, pack_images
@@ -50,7 +51,7 @@ def test_batches_hold_the_values_of_the_files(kind):
     sample = PackedDataset(path)[3][0]
     assert sample.dtype == expected.dtype and torch.equal(sample, expected[3])
     for options in ({}, {"workers": 2}, {"read": "pread"}):
-        loader = FastLoader(path, batch_size=5, shuffle=False, device="cpu", **options)
+        loader = loader_of(path, batch_size=5, shuffle=False, device="cpu", **options)
         for _ in range(2):
             found = [batch[0].clone() for batch in loader]
             assert torch.equal(torch.cat(found), expected) and found[0].dtype == expected.dtype

@@ -48,6 +48,6 @@ def test_a_disk_that_fails_ends_the_loop_with_file_row_and_key(packed: Path, mon
     monkeypatch.setattr("fastload.read.linear.native.library", lambda: None)  # all reads come here then
     monkeypatch.setattr(os, "preadv", failing)
     with pytest.raises(ReadError, match=r"sample '00000006' \(row 6\): `images` cannot be read \(Input/output error\)"):
-        list(FastLoader(packed, 4, shuffle=False, read="pread"))
+        list(FastLoader(PackedDataset(packed, read="pread"), 4, shuffle=False))
     with pytest.raises(OSError, match="row 6"):
         PackedDataset(packed).reading("pread")[6]

@@ -38,7 +38,7 @@ STAGES = {
     "exact": lambda path: FastLoader(path, 9, shuffle="full", ends="exact", workers=2),
     "one sample a batch, batches read in groups": lambda path: FastLoader(path, 2, shuffle="chunk", workers=1),
     "one batch": lambda path: FastLoader(path, 52, shuffle="full"),
-    "pread": lambda path: FastLoader(path, 7, read="pread"),
+    "pread": lambda path: FastLoader(PackedDataset(path, read="pread"), 7),
     "echo": lambda path: FastLoader(path, 12, echo=2, transform=[RandomHorizontalFlip()]),
     "echo exact, first of 3": lambda path: FastLoader(path, 7, echo=3, ends="exact", share=(0, 3)),
     "mixed echo": lambda path: FastLoader(path, 7, echo=MixedEcho(2), transform=[RandomHorizontalFlip()]),

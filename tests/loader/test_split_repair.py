@@ -50,12 +50,12 @@ def test_several_rows_are_put_right_at_once(change, rows):
 def test_a_row_whose_split_rotted_is_named_skipped_and_left_out_and_none_is_in_another_split(change, tmp_path):
     path = change({11: 1})
     for split, count in (("train", 12), ("val", 5)):
-        images = PackedDataset(path, split=split, fields=("images",))
-        rows = [row for batch in FastLoader(images, 1, shuffle=False, check="always") for row in batch.rows.tolist()]
+        images = PackedDataset(path, split=split, fields=("images",), check="always")
+        rows = [row for batch in FastLoader(images, 1, shuffle=False) for row in batch.rows.tolist()]
         assert rows == list(SPLITS[split]) and len(rows) == count
     with pytest.raises(DamagedRowError, match="row 11"):
         list(FastLoader(path, 4, shuffle=False))
-    loader = FastLoader(path, 4, shuffle=False, on_damage="skip")
+    loader = FastLoader(PackedDataset(path, on_damage="skip"), 4, shuffle=False)
     assert sum(int(batch.valid.sum()) for batch in loader) == 19 and loader.stats.damaged_rows == (11,)
     assert [damage.row for damage in verify_file(path).damaged] == [11]
     repack_file(path, tmp_path / "whole.h5", on_error="skip")

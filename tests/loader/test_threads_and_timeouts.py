@@ -19,6 +19,7 @@ import pytest
 import torch
 from late_backend import Device
 
+from fastload import Workers
 from fastload.dataset import PackedDataset
 from fastload.errors import FastloadError, OptionError, WorkerError, WorkerTimeoutError, shortened
 from fastload.format.ragged import Column
@@ -88,7 +89,7 @@ needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason=
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_worker_that_hangs_is_named_after_the_timeout_and_killed(packed, start, method, how, message):
     start(method)
-    loader = python_loader(packed, how, timeout=1.5)
+    loader = python_loader(packed, how, workers=Workers(2, timeout=1.5))
     batches, found = first_begun(loader)
     with pytest.raises(WorkerTimeoutError, match=message) as caught:
         for batch in batches:
@@ -106,7 +107,7 @@ def test_a_worker_that_hangs_is_named_after_the_timeout_and_killed(packed, start
 @needs_proc
 def test_a_loader_that_timed_out_begins_anew(packed, start, tmp_path):
     start("fork")
-    loader = python_loader(packed, "is stopped", timeout=1.5)
+    loader = python_loader(packed, "is stopped", workers=Workers(2, timeout=1.5))
     batches, _ = first_begun(loader)
     with pytest.raises(WorkerTimeoutError):
         list(batches)
@@ -186,7 +187,7 @@ def hangs(monkeypatch):
 @pytest.mark.parametrize("device", [None, "late"])
 def test_a_reading_thread_that_hangs_is_named_and_left_behind(packed, pixels, hangs, device):
     device = Device(patience=1) if device else None
-    loader = FastLoader(packed, 8, shuffle=False, workers=1, timeout=0.5, device=device)
+    loader = FastLoader(packed, 8, shuffle=False, workers=Workers(1, timeout=0.5), device=device)
     with pytest.raises(WorkerTimeoutError) as caught:
         list(loader)
     said = str(caught.value)
@@ -208,7 +209,7 @@ def assert_whole(loader, pixels):
 
 
 def test_rows_that_a_thread_was_left_with_never_come_into_a_later_batch(packed, pixels, hangs):
-    loader = FastLoader(packed, 8, shuffle=False, workers=2, timeout=0.5)
+    loader = FastLoader(packed, 8, shuffle=False, workers=Workers(2, timeout=0.5))
     for _ in range(2):
         with pytest.raises(WorkerTimeoutError):
             list(loader)
@@ -237,7 +238,7 @@ def test_close_and_break_do_not_wait_for_ever_for_a_thread(packed, pixels, hangs
 
 def test_a_name_that_cannot_be_read_is_a_row_number(packed, hangs, monkeypatch):
     monkeypatch.setattr(PackedInput, "name_of", lambda self, row: hangs.wait() and "never")
-    loader = FastLoader(packed, 8, shuffle=False, workers=1, timeout=0.3)
+    loader = FastLoader(packed, 8, shuffle=False, workers=Workers(1, timeout=0.3))
     with pytest.raises(WorkerTimeoutError, match=r"begins with row 16 \(8 rows"):
         list(loader)
     loader.close()
@@ -255,7 +256,7 @@ def test_reading_threads_are_warned_of_too(packed, pixels, hangs, monkeypatch):
 @pytest.mark.parametrize("cache", ["device", "host"])
 def test_filling_a_cache_times_out_too(packed, hangs, cache):
     device = Device(patience=1)
-    loader = FastLoader(packed, 8, cache=cache, device=device, timeout=0.5)
+    loader = FastLoader(packed, 8, cache=cache, device=device, workers=Workers(timeout=0.5))
     with pytest.raises(WorkerTimeoutError, match="in hanging"):
         iter(loader)
     device.drain()
@@ -264,8 +265,9 @@ def test_filling_a_cache_times_out_too(packed, hangs, cache):
 
 def test_auto_workers_and_transforms_take_a_timeout(packed, start):
     start("fork")
+    workers = Workers("auto", timeout=600)
     loader = FastLoader(
-        PackedDataset(packed, transform=as_it_is), 8, workers="auto", timeout=600, transform=[RandomHorizontalFlip()]
+        PackedDataset(packed, transform=as_it_is), 8, workers=workers, transform=[RandomHorizontalFlip()]
     )
     assert len(list(loader)) == N // 8
     loader.close()
@@ -288,8 +290,8 @@ def test_a_wait_counts_from_its_begin_however_often_it_is_looked_at(monkeypatch)
 @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "5", None, True])
 def test_a_timeout_is_a_number_of_seconds(packed, timeout):
     with pytest.raises(OptionError, match=r"timeout=.*seconds.*0 waits"):
-        FastLoader(packed, 8, timeout=timeout)
-    assert FastLoader(packed, 8, timeout=np.float32(2.5)) is not None
+        Workers(timeout=timeout)
+    assert FastLoader(packed, 8, workers=Workers(timeout=np.float32(2.5))) is not None
 
 
 @pytest.mark.parametrize("error", [ValueError, FastloadError])

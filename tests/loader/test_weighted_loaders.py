@@ -13,6 +13,7 @@ import torch
 from check_resume import check_resume
 from late_backend import Device
 from small_files import labels_in_turn, write_foreign, write_random
+from small_loaders import loader_of
 from torch.utils.data import DataLoader, TensorDataset
 
 from fastload import (
@@ -22,12 +23,13 @@ from fastload import (
     DistributedChunkSampler,
     EpochPlan,
     FastLoader,
+    List,
     PackedDataset,
     Weighted,
 )
 from fastload.errors import OptionError, StateError
 from fastload.format.writer import Column
-from fastload.loader.arguments import check_drawing
+from fastload.loader.options import check_drawing
 from fastload.transforms import RandomCrop, RandomResizedCrop
 
 N = 40
@@ -82,7 +84,7 @@ def as_floats(sample):
 def test_workers_caches_and_reading_change_nothing(path, name):
     make, batch_size = SHUFFLES[name]
     ways = {"workers": 3}, {"read": "pread"}, {"device": Device(), "cache": "host"}, {"batch": "list"}
-    first, *others = (rows_of(FastLoader(path, batch_size, shuffle=make(), **way), epochs=2) for way in ways)
+    first, *others = (rows_of(loader_of(path, batch_size, shuffle=make(), **way), epochs=2) for way in ways)
     assert all(other == first for other in others) and len(set(first)) > 10
 
 
@@ -250,7 +252,7 @@ def test_a_foreign_file_has_classes_in_labels(tmp_path):
         (ClassBatches(4, 2), {"batch_size": 8}, "classes=4.*of 3 classes"),
         (ClassBatches(2, 3), {"batch_size": 5}, r"batch_size=5.*batch_size=6"),
         (ClassBatches(2, 3), {"share": (0, 7)}, "over 7 ranks.*fewer ranks"),
-        (ClassBatches(2, 3), {"batch": "list", "group_by": "aspect"}, "group_by"),
+        (ClassBatches(2, 3), {"batch": List(group_by="aspect")}, "group_by"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_with_the_way_out(path, shuffle, options, said):
@@ -267,7 +269,7 @@ def test_fixed_shares_and_nodes_are_refused(path):
 
 
 def test_images_of_like_shape_are_drawn_together(path):
-    with closing(FastLoader(path, 4, shuffle=Weighted(WEIGHTS, 30), batch="list", group_by="aspect")) as loader:
+    with closing(FastLoader(path, 4, shuffle=Weighted(WEIGHTS, 30), batch=List(group_by="aspect"))) as loader:
         rows = [row for batch in loader for row in batch.rows.tolist()]
     assert len(rows) == 28 and (WEIGHTS[rows] > 0).all()
 

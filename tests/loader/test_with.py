@@ -56,7 +56,7 @@ def test_the_transforms_of_a_loader_are_no_list_to_append_to(path):
         assert isinstance(loader.transform, tuple) and len(loader.transform) == 1
 
 
-@pytest.mark.parametrize("name", ["path", "split", "transform", "fields", "decode", "check"])
+@pytest.mark.parametrize("name", ["path", "split", "transform", "fields", "decode", "check", "read", "on_damage"])
 def test_what_a_dataset_was_made_with_cannot_be_set(path, name):
     dataset, whole = PackedDataset(path), PackedDataset(path)
     dataset.transform = whole.transform = None  # nobody has read it yet
@@ -74,7 +74,7 @@ def test_what_a_dataset_was_made_with_cannot_be_set(path, name):
     [
         ({}, 6),
         ({"seed": 3, "ends": "drop"}, 6),
-        ({"shuffle": "auto", "group_by": None}, 6),
+        ({"shuffle": "auto", "batch": "stack"}, 6),
         ({"share": "auto"}, 6),
         ({"seed": 4}, 10),
         ({"shuffle": "full"}, 10),

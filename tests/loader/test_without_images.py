@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from small_loaders import loader_of
 
 from fastload.dataset import PackedDataset
 from fastload.errors import OptionError
@@ -53,7 +54,7 @@ def test_a_sample_is_all_that_holds_numbers_labels_last(tokens):
 def test_batches_are_the_rows_of_the_file(tokens, options):
     path, words = tokens
     seen = []
-    for batch in FastLoader(PackedDataset(path, fields=("tokens", "labels", "row")), 8, **options):
+    for batch in loader_of(path, 8, fields=("tokens", "labels", "row"), **options):
         assert torch.equal(batch[0], words[batch.rows]) and torch.equal(batch[1], batch.rows % 3)
         seen += batch[2][batch.valid].tolist()
     assert len(set(seen)) == (60 if "ends" in options else 56)

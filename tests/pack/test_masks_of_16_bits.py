@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from golden_sources import png, write
 from numpy.typing import NDArray
+from small_loaders import loader_of
 
 import fastload
 from fastload import transforms
@@ -138,8 +139,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
 
 
 def batches(path: Path, moves: list[Any], options: dict[str, Any]) -> list[Any]:
-    dataset = fastload.PackedDataset(path, fields=("images", "masks", "labels"))
-    loader = fastload.FastLoader(dataset, 3, seed=5, ends="exact", transform=moves, **options)
+    loader = loader_of(path, 3, fields=("images", "masks", "labels"), seed=5, ends="exact", transform=moves, **options)
     return [[mask.numpy().copy() for mask in batch[1]] for batch in loader]
 
 

@@ -81,7 +81,7 @@ def by_hand(packed, transforms, batch, *, epoch=0, step=0, echo=0, names=("image
 @pytest.mark.parametrize("name", PIPELINES)
 def test_threads_augment_as_the_transforms_do(packed, name, read):
     transforms = PIPELINES[name]
-    loader = FastLoader(packed, 8, seed=3, transform=transforms, read=read)
+    loader = FastLoader(PackedDataset(packed, read=read), 8, seed=3, transform=transforms)
     assert loader._options.in_threads
     for epoch in range(2):
         for step, batch in enumerate(loader):
@@ -143,7 +143,7 @@ def test_the_switch_interval_is_short_while_threads_transform_or_compare_rows(pa
     assert before_s > 2 * SWITCH_INTERVAL_S, "an earlier loader has left it short"
     crop = PIPELINES["resized crop"]
     for transforms, check, short in ((crop, None, True), ([], None, False), ([], "first", True), ([], "always", True)):
-        batches = iter(FastLoader(packed, 8, transform=transforms, check=check))
+        batches = iter(FastLoader(PackedDataset(packed, check=check), 8, transform=transforms))
         next(batches)
         assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S if short else before_s)
         del batches

@@ -16,6 +16,7 @@ import torch
 from late_backend import Device
 from PIL import Image
 from ragged_cases import flip, jpeg_row, varied_file, varied_rows
+from small_loaders import apart
 
 from fastload import FastLoader, FormatError, Meter, OptionError, PackedDataset
 from fastload.format.ragged import Column
@@ -66,7 +67,9 @@ def dataset(path: Path, decode: str = "device", **options: object) -> PackedData
 def batches(
     path: Path, transform: list[object], decode: str = "device", *, device: object = None, epochs: int = 2, **options
 ):
-    loader = FastLoader(dataset(path, decode), 4, seed=3, transform=transform, device=device or Device(), **options)
+    own, options = apart(options)
+    data = dataset(path, decode, **own)
+    loader = FastLoader(data, 4, seed=3, transform=transform, device=device or Device(), **options)
     return [tuple(field.clone() for field in batch) for _ in range(epochs) for batch in loader]
 
 

@@ -320,8 +320,8 @@ def test_what_goes_wrong_in_a_worker_is_named_and_ends_all(packed, how, message,
 
 
 def test_rows_that_end_a_worker_also_alone_are_skipped_as_damaged_ones(packed, caplog):
-    dataset = PackedDataset(packed, fields=["images", "row"], transform=ends_at_some)
-    loader = FastLoader(dataset, 16, shuffle=False, workers=2, on_damage="skip", ends="exact")
+    dataset = PackedDataset(packed, fields=["images", "row"], transform=ends_at_some, on_damage="skip")
+    loader = FastLoader(dataset, 16, shuffle=False, workers=2, ends="exact")
     for epoch in range(2):
         batches = list(loader)
         rows, valid = (torch.cat(parts).tolist() for parts in ([b[1] for b in batches], [b.valid for b in batches]))
@@ -352,11 +352,11 @@ def ends_once(marker, sample):
 
 def test_a_worker_that_no_sample_ended_is_an_error_that_says_what_it_was_at(packed, tmp_path):
     transform = functools.partial(ends_once, tmp_path / "killed")
-    dataset = PackedDataset(packed, fields=["images", "row"], transform=transform)
+    dataset = PackedDataset(packed, fields=["images", "row"], transform=transform, on_damage="skip")
     with pytest.raises(
         WorkerError, match=r"SIGKILL.* It was at .*cat/021.jpg' \(row 21\); that does not end a process"
     ):
-        list(FastLoader(dataset, 16, shuffle=False, workers=1, on_damage="skip"))
+        list(FastLoader(dataset, 16, shuffle=False, workers=1))
     assert not multiprocessing.active_children()
 
 

@@ -74,12 +74,12 @@ def test_batches_are_those_that_are_read(
     packed, cache, shuffle, ends, world_size, batch_size, echo, fields, split, chosen, patience, workers, read, seed,
     resume_after,
 ):  # fmt: skip
-    dataset = PackedDataset(packed, split=split, fields=fields)
+    dataset = PackedDataset(packed, split=split, fields=fields, read=read)
     if chosen is not None:
         dataset = dataset.select(chosen)
         if isinstance(shuffle, ChunkWindow):
             shuffle = "full"
-    options = {"shuffle": shuffle, "ends": ends, "echo": echo, "workers": workers, "read": read, "seed": seed}
+    options = {"shuffle": shuffle, "ends": ends, "echo": echo, "workers": workers, "seed": seed}
     if len(dataset) // world_size < batch_size:
         batch_size = 1
     for rank in range(world_size):

@@ -13,6 +13,7 @@ import pytest
 import simplejpeg
 import torch
 from PIL import Image
+from small_loaders import loader_of
 
 import fastload
 from fastload import FastLoader, FormatError, OptionError, PackedDataset
@@ -86,7 +87,7 @@ def stored(photos: list[np.ndarray], tmp_path_factory: pytest.TempPathFactory) -
 
 def batches(path: Path, transform: list[object], fields=("images", "row"), **options: object) -> list[torch.Tensor]:
     """The fields of an epoch in the order of rows."""
-    loader = FastLoader(PackedDataset(path, fields=fields), 5, ends="exact", transform=transform, **options)
+    loader = loader_of(path, 5, fields=fields, ends="exact", transform=transform, **options)
     parts = [[part[batch.valid] for part in batch] for batch in loader]
     return [torch.cat(column) for column in zip(*parts, strict=True)]
 
@@ -270,7 +271,7 @@ def test_a_jpeg_that_only_pillow_decodes_is_taken_at_full_size(photos, tmp_path,
 def stages(path: Path, transform: list[object], **options: object) -> dict[str, float]:
     """Seconds of each stage, in threads and of a whole epoch."""
     with fastload.Meter() as meter:
-        loader = FastLoader(PackedDataset(path, fields=["images"]), 5, transform=transform, **options)
+        loader = loader_of(path, 5, fields=["images"], transform=transform, **options)
         for _ in meter.watch(loader):
             pass
     demands = meter.demands(loader)

@@ -48,8 +48,9 @@ def fill(disk: Path, left: int) -> None:
 
 def assert_reads_right(dataset: PackedDataset, local: Path, read: Read) -> None:
     """Compares two epochs of a dataset with those of a local file."""
-    options = {"batch_size": 8, "shuffle": ChunkWindow(2), "seed": 1, "workers": 2, "read": read}
-    with closing(FastLoader(dataset, **options)) as loader, closing(FastLoader(local, **options)) as expected:
+    options = {"batch_size": 8, "shuffle": ChunkWindow(2), "seed": 1, "workers": 2}
+    there, here = dataset.reading(read), PackedDataset(local, read=read)
+    with closing(FastLoader(there, **options)) as loader, closing(FastLoader(here, **options)) as expected:
         for _ in range(2):
             for batch, wanted in zip(loader, expected, strict=True):
                 assert all(torch.equal(a, b) for a, b in zip(batch, wanted, strict=True))

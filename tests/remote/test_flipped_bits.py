@@ -102,7 +102,7 @@ def test_what_comes_damaged_twice_is_damaged(opened, kinds, range_server, tmp_pa
     with pytest.raises(DamagedRowError, match=r"row 5.*came so twice. The object itself is damaged"):
         epoch(opened("linear"))
     shutil.rmtree(tmp_path / "cache")
-    with closing(FastLoader(opened("linear"), 16, shuffle=False, on_damage="skip")) as loader:
+    with closing(FastLoader(opened("linear", on_damage="skip"), 16, shuffle=False)) as loader:
         assert sum(int((~batch.valid).sum()) for batch in loader) == 1
 
 

@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 from remote_files import CHUNK_ROWS, KINDS, SIZE, bytes_on_disk, fetched_bytes, serve, spans, watched, write_kind
 from small_files import random_pixels, write_foreign, write_random
+from small_loaders import apart
 from torch.utils.data import DataLoader
 
 from fastload import ChunkWindow, FastLoader, PackedDataset, Weighted, inspect_file, pack_images
@@ -120,7 +121,8 @@ FULL = ("linear", "jpeg", "shards", "shards of masks")
 def test_batches_of_two_epochs_are_those_of_the_local_file(kind, way, served):
     data = served(kind)
     options = WAYS[way] | ({"check": "auto"} if kind == "foreign" else {})
-    assert_same(epochs(data.open(), 2, **options), epochs(data.local, 2, **options))
+    own, options = apart(options)
+    assert_same(epochs(data.open(**own), 2, **options), epochs(PackedDataset(data.local, **own), 2, **options))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -183,10 +185,10 @@ def test_a_file_without_digests_that_was_replaced_is_not_read_from_the_cache(ser
     labels = np.arange(64) % 3
     (tmp_path / "foreign").mkdir()
     data = served(write_foreign(tmp_path / "foreign" / "data.h5", pixels[0], chunk_rows=4, labels=labels))
-    assert_same(epochs(data.open(check=None)), epochs(data.local, check=None))
+    assert_same(epochs(data.open(check=None)), epochs(PackedDataset(data.local, check=None)))
     new = write_foreign(tmp_path / "new.h5", pixels[1], chunk_rows=4, labels=labels)
     shutil.copy(new, data.folder / "data.h5")
-    assert_same(epochs(data.open(check=None)), epochs(new, check=None))
+    assert_same(epochs(data.open(check=None)), epochs(PackedDataset(new, check=None)))
 
 
 def test_of_first_answers_with_two_etags_only_one_is_used(served, monkeypatch):
@@ -318,8 +320,8 @@ def test_damaged_rows_are_replaced_and_listed_as_those_of_a_file_are(kind, serve
         path.write_bytes(content)
     shutil.copytree(data.folder, tmp_path / "same")
     found = []
-    for dataset in (data.open(), PackedDataset(tmp_path / "same" / "data.h5")):
-        loader = FastLoader(dataset, 8, on_damage="skip", seed=4)
+    for dataset in (data.open(on_damage="skip"), PackedDataset(tmp_path / "same" / "data.h5", on_damage="skip")):
+        loader = FastLoader(dataset, 8, seed=4)
         found.append([(batch.rows.tolist(), batch.valid.tolist()) for batch in loader])
         found.append(loader.stats.damaged_rows)
         loader.close()

@@ -279,7 +279,16 @@ def test_the_interface_of_libjpeg_is_as_its_header_has_it(version, tmp_path):
     (tmp_path / "jconfig.h").write_text("".join(f"#define {name} {value}\n" for name, value in settings.items()))
     (tmp_path / "compared.c").write_text(COMPARED)
     source = Path(native.__file__).with_name("native.c")
-    words = [compiler, f'-DNATIVE="{source}"', "-I", tmp_path, "-o", tmp_path / "compared", tmp_path / "compared.c"]
+    words = [
+        compiler,
+        f'-DNATIVE="{source}"',
+        "-I",
+        tmp_path,
+        "-o",
+        tmp_path / "compared",
+        tmp_path / "compared.c",
+        "-lm",
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if "jpeglib.h" in done.stderr:
         pytest.skip("needs jpeglib.h (Debian's libjpeg-dev) to compare with")

@@ -14,7 +14,7 @@ from PIL import Image
 
 import detection
 import train
-from fastload import FastLoader, PackedDataset
+from fastload import FastLoader, PackedDataset, Pad
 from fastload.format.ragged import Column
 from sample_files import write_ragged
 
@@ -71,7 +71,7 @@ def test_answers_that_are_right_have_the_least_loss_and_full_precision(tmp_path)
     """Places that answer with the truth: written into the maps as a network would."""
     path = shapes(tmp_path / "shapes.h5", 30)
     task = detection.Detection(PackedDataset(path), 64)
-    loader = FastLoader(PackedDataset(path, "val", task.fields), 6, shuffle=False, batch="pad", pad_to=16)
+    loader = FastLoader(PackedDataset(path, "val", task.fields), 6, shuffle=False, batch=Pad(multiple=16))
     batch = next(iter(loader))
     fields = dict(zip(task.fields, batch, strict=True))
     _, _, height, width = fields["images"].shape

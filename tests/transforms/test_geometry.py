@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from batches import LAYOUTS, draws_for, in_channels_last_memory, some_images
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastload.errors import OptionError
+from fastload.system import native
 from fastload.transforms import (
     CenterCrop,
     Draws,
@@ -19,9 +20,11 @@ from fastload.transforms import (
     RandomResizedCrop,
     RandomVerticalFlip,
     Resize,
+    geometry,
 )
 from fastload.transforms.engine import place, resample
 from fastload.transforms.engine.place import gather
+from fastload.transforms.geometry import joint_placement
 
 DTYPES = (np.uint8, np.uint16, np.float32)
 MODES = ("constant", "edge", "reflect", "symmetric")
@@ -265,3 +268,88 @@ def test_one_number_is_the_shorter_side(resize, image, expected):
 def test_options_without_meaning_are_refused_at_once(make, message):
     with pytest.raises(OptionError, match=message):
         make()
+
+
+some_ratios = st.tuples(st.floats(0.01, 50), st.floats(0.01, 50)).map(sorted) | st.sampled_from([(1, 1), (2, 2)])
+some_areas = st.tuples(st.floats(1e-3, 1), st.floats(1e-3, 1)).map(sorted) | st.sampled_from([(0.25, 0.25), (1, 1)])
+
+
+@st.composite
+def lists_and_sizes(draw):
+    """Transforms that one placement describes, and sizes of images that they fit."""
+    batch, longest = draw(st.integers(1, 9)), draw(st.sampled_from([12, 3000]))
+    one_size = draw(st.booleans())
+    side = st.integers(1, longest)
+    sizes = given_sizes = np.array(draw(st.lists(st.tuples(side, side), min_size=1 if one_size else batch,
+                                                 max_size=1 if one_size else batch)))  # fmt: skip
+    moves, resized, padded = [], False, False
+    for index in range(draw(st.integers(0, 4))):
+        least = sizes.min(axis=0).tolist()
+        part = draw(st.integers(1, least[0])), draw(st.integers(1, least[1]))
+        own = draw(st.integers(1, 2 * longest)), draw(st.integers(1, 2 * longest))
+        chance = draw(st.sampled_from([0.0, 0.5, 1.0]))
+        choices = [RandomHorizontalFlip(chance), RandomVerticalFlip(chance), CenterCrop(part), RandomCrop(part)]
+        if not resized and not padded:
+            most = draw(st.none() | st.integers(own[0] + 1, own[0] + 50))
+            choices += [Resize(own), Resize(own[0], max_size=most)]
+            choices.append(RandomResizedCrop(own, draw(some_areas), draw(some_ratios)))
+        if one_size and not padded and all(isinstance(move, RandomHorizontalFlip) for _, move in moves):
+            around = draw(st.lists(st.integers(0, 9), min_size=4, max_size=4))
+            choices += [RandomCrop(part, around, fill=7), RandomCrop(own, around, True, padding_mode="edge")]
+        move = draw(st.sampled_from(choices))
+        moves.append((index + draw(st.integers(0, 3)), move))
+        resized, padded = resized or move.resizes, padded or move.pads(sizes)
+        sizes = move.target(sizes)
+    return moves, given_sizes, batch
+
+
+needs_native = pytest.mark.skipif(native.library() is None, reason="needs the compiled loops")
+
+
+@needs_native
+@given(case=lists_and_sizes(), seed=st.integers(-(2**70), 2**70), echo=st.integers(0, 3), again=st.booleans())
+@example(([(0, RandomResizedCrop(3, (0.25, 0.25), (1, 1)))], np.array([[5, 5]]), 4), 0, 0, False)  # sides of 2.5
+@example(([(0, RandomResizedCrop(9)), (1, RandomHorizontalFlip())], np.array([[50, 70]]), 9000), 1, 0, True)
+def test_placements_are_drawn_as_numpy_draws_them(case, seed, echo, again):
+    moves, sizes, batch = case
+    rows = np.arange(2 * batch)[::2]
+    times = np.arange(batch) % 3 if again else None
+    echoes = 1 if len(sizes) > 1 else 2
+    compiled = joint_placement(moves, sizes, Draws(seed, 5, rows, echo, echoes=echoes, times=times))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library", lambda: None)
+        expected = joint_placement(moves, sizes, Draws(seed, 5, rows, echo, echoes=echoes, times=times))
+    for name, numbers in vars(expected).items():
+        found = getattr(compiled, name)
+        assert np.array_equal(found, numbers), name
+        assert np.asarray(found).dtype == np.asarray(numbers).dtype, name
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("crop", "size", "sure"),
+    [
+        (RandomResizedCrop(3, (0.25, 0.25), (1, 1)), 5, False),  # sides of 2.5: the exponential function decides
+        (RandomResizedCrop(3, (0.25, 0.25), (1, 1)), 4, True),
+        (RandomResizedCrop(3, ratio=(1e-320, 1)), 4, False),
+        (RandomCrop(5), 4, False),  # NumPy finds that there is no such window
+    ],
+)
+def test_numbers_that_may_be_rounded_either_way_are_left_to_numpy(crop, size, sure):
+    packed = geometry._NATIVE[type(crop)](0, crop)
+    drawn = native.draw_placement(Draws(0, 0, np.arange(8)).keys, np.array([[size, size]]), [packed])
+    assert (drawn is not None) == sure
+
+
+class Shifted(RandomHorizontalFlip):
+    """A transform of a user's that places in its own way."""
+
+    def place(self, sizes, draws):
+        placement = super().place(sizes, draws)
+        placement.turned[:] = True
+        return placement
+
+
+def test_a_derived_transform_is_placed_by_its_own_method():
+    placement = joint_placement([(0, Shifted(0.5))], np.array([[4, 4]]), Draws(0, 0, np.arange(8)))
+    assert placement.turned.all()

@@ -87,6 +87,10 @@ mixed = FastLoader(train, 32, echo=fastload.MixedEcho(2, distance=4))
 automatic = FastLoader(train, 32, echo="auto")
 factor: int = automatic.stats.echo
 adapting = FastLoader(train, 32, workers="auto")
+patient = FastLoader(train, 32, workers=fastload.Workers("auto", timeout=30))
+padded = FastLoader(train, 32, batch=fastload.Pad(multiple=32, group_by="aspect"))
+listed = FastLoader(fastload.PackedDataset("out.h5", read="pread", check="always", on_damage="skip"), 32, batch="list")
+unpacked: PackedDataset = PackedDataset.from_folder("photos", cache_dir=Path("packed"), on_damage="skip")
 balanced = FastLoader(train, 32, shuffle=fastload.Weighted.balanced("labels", 0.5, num_samples=1000))
 weighted: Sampler[int] = ChunkSampler(train, fastload.Weighted([1.0, 2.0], replacement=False))
 compared: Sampler[list[int]] = ChunkBatchSampler(

@@ -107,8 +107,8 @@ def measure_fastloader(
         np.savez(source, images=images, labels=np.arange(count) % 10)
         pack_images(source, packed)
         # The begin of an epoch costs as much as several batches of small images: a training has more in each.
-        dataset = PackedDataset(packed).select(np.tile(np.arange(count), -(-_MOST_BATCHES // most)))
-        with closing(FastLoader(dataset, min(batch_size, count), transform=transform, check=None)) as loader:
+        dataset = PackedDataset(packed, check=None).select(np.tile(np.arange(count), -(-_MOST_BATCHES // most)))
+        with closing(FastLoader(dataset, min(batch_size, count), transform=transform)) as loader:
             with closing(_endless(loader)) as batches:
                 for _ in range(most):  # its threads start, its memory is mapped
                     next(batches)
@@ -131,7 +131,7 @@ def _begin_s(dataset: PackedDataset, batch_size: int, transform: list[BaseTransf
     from fastload.loader.loader import FastLoader
 
     rows = np.arange(min(len(dataset), _FEW * batch_size))
-    with closing(FastLoader(dataset.select(rows), batch_size, transform=transform, check=None)) as loader:
+    with closing(FastLoader(dataset.select(rows), batch_size, transform=transform)) as loader:
         count = sum(1 for _ in loader)
         begin_s, epochs = time.perf_counter(), 0
         while time.perf_counter() - begin_s < _SECONDS / 2:

@@ -68,11 +68,11 @@ def parse_share(text: str) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Arguments of `FastLoader`."""
+    """Arguments of `FastLoader`, and of its `PackedDataset`."""
 
     workers: int  # threads or processes
     shuffle: ResolvedShuffle  # resolved
-    read: Read = "auto"  # as in `FastLoader`
+    read: Read = "auto"  # as in `PackedDataset`
 
     @property
     def order(self) -> str:

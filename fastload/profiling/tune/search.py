@@ -272,12 +272,15 @@ class Search:
     def call(self, candidate: Candidate) -> str:
         """Returns the Python expression for a loader with these arguments."""
         options, what = self.options, "dataset"
+        given = {"batch_size": str(self.batch_size), **candidate.arguments(self.default)}
+        of_dataset = [] if options.split is None else [f'split="{options.split}"']
+        of_dataset += [f"read={given.pop('read')}"] if "read" in given else []
         if self._path is not None and (options.split is not None or not self.traits.processes):
             what = repr(str(self._path)).replace("'", '"')
-            what = what if options.split is None else f'PackedDataset({what}, split="{options.split}")'
-            if isinstance(self._path, str) and options.split is None:
-                what = f"PackedDataset({what})"
-        given = {"batch_size": str(self.batch_size), **candidate.arguments(self.default)}
+            if of_dataset or isinstance(self._path, str):
+                what = f"PackedDataset({', '.join([what, *of_dataset])})"
+        elif of_dataset:
+            what = f"PackedDataset(..., {', '.join(of_dataset)})"
         if options.device is not None:
             given["device"] = f'"{options.device}"'
         if self.crop is not None:
@@ -368,8 +371,9 @@ class Search:
         return rows
 
     def _loader(self, candidate: Candidate) -> FastLoader:
+        dataset = self._dataset.reading(candidate.read) if isinstance(self._data, PackedInput) else self._dataset
         return FastLoader(
-            self._dataset,
+            dataset,
             self._tried_size if candidate.shuffle != "full" or not self.traits.whole else _TINY_BATCH,
             shuffle=candidate.shuffle,
             seed=self.options.seed,
@@ -377,7 +381,6 @@ class Search:
             workers=candidate.workers,
             device=self.options.device,
             transform=self._transform,
-            read=candidate.read,
         )
 
     def _drop(self) -> None:

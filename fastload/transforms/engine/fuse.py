@@ -85,7 +85,7 @@ class FusedPass:
 
     def num_words(self, count: int) -> int:
         """Returns the words of so many samples."""
-        return count * sum(self._columns.values()) + sum(map(len, self._constants.values()))
+        return count * sum(self._columns.values()) + len(self._constant_words)
 
     def draw(self, draws: Draws, words: NDArray[np.int32] | None = None) -> Placement:
         """Returns the placement of samples, and writes all that was drawn for them to the words, if given."""
@@ -102,11 +102,11 @@ class FusedPass:
             shown = self.spec._replace(height=self.size[0], width=self.size[1])
             tables.append(eraser.rectangles(shown, draws.stream(index)))
         first = 0
-        for table in [*tables, *self._constants.values()]:
+        for table in tables:
             part = words[first : first + table.size]
             (part if table.dtype.kind in "iub" else part.view(np.float32))[:] = table.reshape(-1)
             first += table.size
-        assert first == len(words), "as many words as num_words says"
+        words[first:] = self._constant_words  # an error if there are not as many as num_words says
         return placement
 
     def tables(self, words: torch.Tensor, samples: slice, total: int, begin: int = 0) -> gpu.PassTables:
@@ -165,6 +165,10 @@ class FusedPass:
         if self._of_one.padding == "constant":
             found["outside"] = np.resize(np.asarray(self._of_one.fill, np.float32), self.spec.channels)
         return found
+
+    @cached_property
+    def _constant_words(self) -> NDArray[np.int32]:
+        return np.concatenate([np.empty(0, np.float32), *self._constants.values()]).view(np.int32)
 
 
 class DrawnPass(NamedTuple):

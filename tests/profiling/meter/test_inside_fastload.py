@@ -10,6 +10,7 @@ import pytest
 import torch
 from hand_clock import Device, HandClock, times
 from PIL import Image
+from small_loaders import loader_of
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import Dataset
 
@@ -69,7 +70,7 @@ LOADERS = {
 def test_watching_changes_nothing_and_tells_the_stages(packed, name):
     options, stages = LOADERS[name]
     options = {"batch_size": B, "seed": 3, **options}
-    loader, plain = FastLoader(packed, **options), FastLoader(packed, **options)
+    loader, plain = loader_of(packed, **options), loader_of(packed, **options)
     meter, rows = measured(loader, epochs=2)
     assert rows == [batch.rows.tolist() for _ in range(2) for batch in plain]
     assert loader.state_dict() == plain.state_dict() and loader.stats.steps == plain.stats.steps

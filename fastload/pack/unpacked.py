@@ -1,10 +1,11 @@
-"""A folder, .zip or .tar of images as a loader's source: read as it is while it is packed.
+"""A folder, .zip or .tar of images as a dataset before it is packed: read as it is while it is packed.
 
     first epochs    files of the folder ----decoded by the loader's threads----> batches
     meanwhile       `fastload pack FOLDER FILE --store source`, in a process with low priority
     then            the packed file --------------------------------------------> batches
 
-Samples come in the order that the packed file has, so nothing changes when it is there.
+Samples come in the order that the packed file has, so nothing changes when it is there. `PackedDataset.from_folder`
+makes a dataset of an `UnpackedFolder`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.dataset import CheckOption, PackedDataset
 from fastload.distributed.ranks import local_rank
 from fastload.errors import FastloadError, FileChangedError, ImageError, OptionError, OutputError, SourceError, typed
 from fastload.format.header import Field, FileIdentity, PackedFile, open_hdf5
@@ -34,7 +34,6 @@ from fastload.pack.decisions import jpegs_kept_and_made, row_sizes
 from fastload.pack.encode import RowEncoder, reason_of
 from fastload.pack.pack_options import parse_encoding
 from fastload.pack.pool import BackgroundPack
-from fastload.read.linear import Read
 from fastload.read.rows import Rows
 from fastload.read.store import Store
 from fastload.read.table import Located, LocatedIndex
@@ -46,13 +45,13 @@ _log = logging.getLogger("fastload")
 _FEW_FILES, _FEW_BYTES = 10_000, 2**29
 
 
-def open_unpacked(source: str | os.PathLike[str], cache_dir: str | os.PathLike[str] | None) -> PackedDataset:
-    """Returns the samples of a folder or archive: of its packed file, if an earlier run left one, else its own.
+def open_unpacked(source: str | os.PathLike[str], cache_dir: str | os.PathLike[str] | None) -> UnpackedFolder:
+    """Returns the samples of a folder or archive, and where its packed file is, or will be.
 
     Raises:
         SourceError: it cannot be packed; the message is `fastload pack`'s.
-        FileChangedError: it changed after it was packed.
         OutputError: the packed file's folder cannot be written.
+        OptionError: `cache_dir` lies inside the source, or is no folder.
     """
     path = Path(source)
     output = packed_path(path, cache_dir)
@@ -61,20 +60,18 @@ def open_unpacked(source: str | os.PathLike[str], cache_dir: str | os.PathLike[s
         survey = survey_source(path, options=PackOptions(store=parse_encoding("source")), workers=workers)
     except SourceError as error:
         raise SourceError(
-            f"{error} FastLoader has no such options: pack it with them (`fastload pack {typed(path)} OUT.h5 --store "
-            f"source ...`), and give FastLoader that file."
+            f"{error} PackedDataset.from_folder has no such options: pack it with them (`fastload pack {typed(path)} "
+            f"OUT.h5 --store source ...`), and give FastLoader that file."
         ) from error
     if survey.headers is None or survey.plan is None:
         raise SourceError(f"{path}: holds no images. `fastload pack` packs it, and FastLoader reads the file.")
-    identity = _identity(survey)
-    if output.exists():
-        return PackedFolder(output, path, survey, identity)
-    if not os.access(output.parent, os.W_OK):
+    if not output.exists() and not os.access(output.parent, os.W_OK):
         raise OutputError(
-            f"{output}: its folder cannot be written, where {path} is packed while it is read. Name another one with "
-            f"cache_dir=, or pack it: `fastload pack {typed(path)} OUT.h5 --store source`."
+            f"{output}: its folder cannot be written, where {path} is packed while it is read. Name another one, "
+            f"PackedDataset.from_folder({os.fspath(path)!r}, cache_dir=...), or pack it: `fastload pack {typed(path)} "
+            f"OUT.h5 --store source`."
         )
-    return UnpackedDataset(path, output, survey, identity)
+    return UnpackedFolder(path, output, survey)
 
 
 def _has_few_files(path: Path) -> bool:
@@ -113,20 +110,6 @@ def _identity(survey: Survey) -> str:
     return f"source-{digest.hexdigest()}"
 
 
-class PackedFolder(PackedDataset):
-    """The packed file of a folder, checked to match the folder as it is now."""
-
-    def __init__(self, output: Path, source: Path, survey: Survey, identity: str, check: CheckOption = "auto") -> None:
-        super().__init__(output, check=check)
-        self._of_source = identity
-        _check_same(self.file, source, survey)
-
-    @property
-    def _content(self) -> str:
-        """Identifies the folder's samples, so that a state holds before and after they are packed."""
-        return self._of_source
-
-
 def _check_same(file: PackedFile, source: Path, survey: Survey) -> None:
     """Raises FileChangedError unless a packed file holds the samples of a folder, in the order of the survey."""
     listing, order = survey.listing, survey.order
@@ -161,53 +144,42 @@ def _stored_lengths(hdf5: h5py.File, file: PackedFile) -> NDArray[np.int64]:
     return np.where(kept, hdf5["images_bytes"][()], -1).astype(np.int64)
 
 
-class UnpackedDataset(PackedDataset):
-    """The samples of a folder in the order of the packed file that is made of them; see `PackedDataset`.
+class UnpackedFolder:
+    """A folder or archive, its samples in the order of the packed file that is made of them.
 
     Attributes:
-        output: the packed file, when it is complete.
+        path: of the folder or archive.
+        output: path of the packed file, when it is complete.
+        identity: identifies the samples in saved states, whether they are packed yet or not.
+        file: the header that the packed file will have, as far as a loader looks at it.
     """
 
-    def __init__(self, source: Path, output: Path, survey: Survey, identity: str) -> None:
-        self._source, self._survey, self._of_source, self.output = source, survey, identity, output
-        self._absolute = source.absolute()  # the script may go to another folder before it is packed
-        super().__init__(source, check=None)
-        self._later_check: CheckOption = "auto"
-        self._packing: list[BackgroundPack] = []  # of this dataset and all selections of it; one, or not begun yet
+    def __init__(self, path: Path, output: Path, survey: Survey) -> None:
+        self.path, self.output, self._survey = path, output, survey
+        self.identity = _identity(survey)
+        self.file = _header(path, survey, self.identity)
+        self._absolute = path.absolute()  # the script may go to another folder before it is packed
+        self._packing: BackgroundPack | None = None
 
-    def _opened(self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> PackedFile:
-        return _header(self._source, self._survey, self._of_source)
+    @property
+    def is_packed(self) -> bool:
+        """Whether the packed file is complete."""
+        return self.output.exists()
 
-    def check_unchanged(self) -> None:
-        """Does nothing: each file is checked when it is read."""
+    def check_same(self, packed: PackedFile) -> None:
+        """Raises FileChangedError unless the packed file holds the folder's samples as they were listed."""
+        _check_same(packed, self.path, self._survey)
 
-    def checking(self, check: CheckOption) -> PackedDataset:
-        """Returns this dataset; its packed file is read with that `check`, as files by themselves have no digests."""
-        if check in ("always", "first"):
-            raise OptionError(
-                f"check={check!r}: {self.path} is not packed yet, and its files have no digests. Leave it out."
-            )
-        self._later_check = check
-        return self
-
-    def packed(self) -> PackedDataset:
-        """Returns the packed file if it is complete; else this dataset, after packing was begun.
-
-        Raises:
-            FileChangedError: the folder changed while it was packed.
-        """
-        if self.output.exists():
-            whole = PackedFolder(self.output, self.path, self._survey, self._of_source, self._later_check)
-            return whole.as_chosen(self)
-        if not self._packing and not local_rank():  # the first rank of a machine packs, the others read the result
-            self._packing.append(BackgroundPack(self._absolute, self.output))
+    def pack(self) -> None:
+        """Begins to pack it in the background, unless that was begun before; says in the log that it did, or failed."""
+        if self._packing is None and not local_rank():  # the first rank of a machine packs, the others read the result
+            self._packing = BackgroundPack(self._absolute, self.output)
             images = counted(self.file.num_rows, "image")
             _log.warning(f"{self.path}: {images}, read as they are while they are packed into {self.output}")
-        elif self._packing and (failure := self._packing[0].failure()):
+        elif self._packing is not None and (failure := self._packing.failure()):
             _log.warning(
                 f"{self.path}: read as it is until {self.output} is there, not packed by this script: {failure}"
             )
-        return self
 
     def name_of(self, row: int) -> str:
         """Returns what messages call a sample."""
@@ -217,24 +189,12 @@ class UnpackedDataset(PackedDataset):
         """Returns the path of each sample (R,) below the folder, as the packed file will have it for its key."""
         return tuple(self._survey.listing.keys[sample] for sample in self._survey.order[rows].tolist())
 
-    def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> Rows:
-        """Returns a reader of the folder's files in place of one of the packed file."""
-        return Rows(self.fields, FolderStore(self.file, self._survey, self.name_of))
-
-    def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> Any:
-        """Returns one that announces nothing."""
-        return _NothingAhead()
+    def open_rows(self, fields: Sequence[str]) -> Rows:
+        """Returns a reader of the folder's files in the place of one of the packed file."""
+        return Rows(fields, FolderStore(self.file, self._survey, self.name_of))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None, "_packing": []}
-
-
-class _NothingAhead:
-    def announce(self, rows: NDArray[np.int64]) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
+        return {**self.__dict__, "_packing": None}
 
 
 def _header(source: Path, survey: Survey, identity: str) -> PackedFile:
