@@ -149,10 +149,10 @@ def test_close_gives_all_pinned_memory_back_and_another_epoch_pins_it_anew(packe
     for _ in range(2):
         loader.set_epoch(0)
         kept = list(loader)
-        ring = loader._feed.ring if feed == "processes" else loader._feed._ring
+        ring = loader._producer.pool.ring if feed == "processes" else loader._producer.pool.ring
         rows = 60 * (16 * 12 * 3 + 8) if feed == "host" else 0
         slots = len(ring.slots) * ring.slot_bytes
-        held = getattr(loader._feed, "_cache", None)  # as a traceback may hold it
+        held = getattr(loader._producer.pool, "_cache", None)  # as a traceback may hold it
         # Whole pages for each field, and nothing more.
         assert ring.slot_bytes % 4096 == 0 and slots + rows <= device.pinned <= slots + rows + (2 * 4096 if rows else 0)
         loader.close()
@@ -200,7 +200,7 @@ def test_after_an_error_of_a_worker_the_ring_is_unpinned_when_its_copies_are_don
     batches, kept = iter(loader), []
     kept.append(next(batches))
     if died:
-        os.kill(next(iter(loader._feed._workers.pids)), 9)
+        os.kill(next(iter(loader._producer.pool._workers.pids)), 9)
     with pytest.raises(WorkerError):
         kept.extend(batches)
     assert device.pinned == 0 and device.run == device.begun > 0, "unpinned, after the copies that were begun"

@@ -11,7 +11,8 @@ import pytest
 from flipped_files import KINDS
 
 from fastload import FastLoader, PackedDataset
-from fastload.prefetch.row_transformer import RowTransformer
+from fastload.prefetch.stages.cut import CutRows
+from fastload.prefetch.stages.transform import TransformInThread
 from fastload.system import syscalls
 from fastload.transforms import RandomResizedCrop
 
@@ -34,17 +35,18 @@ def test_writers_wait_while_threads_transform_what_lies_in_a_mapping(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skip_without_leases(tmp_path)
-    path, fill, waits = KINDS[kind](tmp_path / "a.h5"), RowTransformer.fill, list[bool]()
+    stage = {"raw": TransformInThread, "jpeg": CutRows}[kind]
+    path, run, waits = KINDS[kind](tmp_path / "a.h5"), stage.run, list[bool]()
 
-    def probing(*arguments: Any) -> int:
+    def probing(*arguments: Any) -> None:
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
             waits.append(False)
         except BlockingIOError:
             waits.append(True)
-        return fill(*arguments)
+        run(*arguments)
 
-    monkeypatch.setattr(RowTransformer, "fill", probing)
+    monkeypatch.setattr(stage, "run", probing)
     dataset = PackedDataset(path, fields=["images"])
     for _ in FastLoader(dataset, 4, share=None, workers=1, transform=[RandomResizedCrop(8)]):
         pass

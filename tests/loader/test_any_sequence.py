@@ -249,11 +249,11 @@ def test_any_sequence_of_calls_gives_what_new_loaders_would_give(packed, jpeg, k
 
     def kill():
         """Kills a worker process of the kept loader, between two passes."""
-        feed = kept.loader._feed
-        if with_processes and feed is not None and feed._workers is not None and kept.iterator is None:
+        pool = kept.loader._producer.pool
+        if with_processes and pool is not None and pool._workers is not None and kept.iterator is None:
             with suppress(ProcessLookupError):
-                os.kill(feed._workers.pids[0], signal.SIGKILL)
-            feed._workers._workers[0].join()
+                os.kill(pool._workers.pids[0], signal.SIGKILL)
+            pool._workers._workers[0].join()
 
     # Threads read the same batches of a packed file, and start faster.
     model = "packed" if source == "python" else source

@@ -12,18 +12,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from check_resume import through_torch
+from fake_pool import FakePool
 
 from fastload import FastLoader, MixedEcho, PackedDataset
 from fastload.distributed.consensus import Agreement
 from fastload.distributed.ranks import Share
 from fastload.errors import StateError
 from fastload.loader.echo_policy import EchoPolicy
-from fastload.loader.epochs_ahead import EpochsAhead
 from fastload.loader.iteration import Iteration, PassCounter
 from fastload.plan import EchoSchedule, EpochPlan, Pace
 from fastload.plan.cursor import Position
-from fastload.prefetch.device_stage import BatchStream
-from fastload.prefetch.ring import FilledBatch, SampleForm
+from fastload.prefetch.producer import Producer
+from fastload.prefetch.recipe import make_recipe
+from fastload.prefetch.ring import SampleForm
 from fastload.transforms import RandomCrop
 from sample_files import write_packed, write_ragged
 
@@ -50,48 +51,37 @@ class Clock:
         return self.now
 
 
-class Source(BatchStream):
-    """A feed and its stream: a batch takes it source_s, it works ahead of the user, in so many slots."""
-
-    short_switches = False
+class Source(FakePool):
+    """A batch takes it source_s, it works ahead of the user, in so many slots."""
 
     def __init__(self, clock, source_s, slots=4):
         self.clock, self.source_s, self.slots = clock, source_s, slots
         self.made = []
 
-    def begin(self, planned):
-        self.planned, self.taken = planned, [self.clock.now] * self.slots
+    def begin(self, epochs, *, timed):
+        self.taken = [self.clock.now] * self.slots
         self.done = self.clock.now
+        return super().begin(epochs, timed=timed)
 
-    def __next__(self):
-        planned = next(self.planned)
+    def make(self, work):
         self.done = max(self.done, self.taken.pop(0)) + self.source_s
         self.clock.now = max(self.clock.now, self.done)
         self.taken.append(self.clock.now)
-        form = SampleForm(("labels",), None)
-        batch = FilledBatch({"labels": planned.rows.copy()}, planned, 8 * len(planned.rows), form)
-        self.made.append(weakref.ref(batch))
-        return batch
+        work.form, work.fields = SampleForm(("labels",), None), {"labels": torch.from_numpy(work.rows.copy())}
+        self.made.append(weakref.ref(work))
 
-    def stream(self, epochs, timed):
-        """As of a feed; the test says what is planned."""
-        return self
-
-    def ready(self):
+    def depth(self, run):
         raise AssertionError("on the CPU nothing is copied early")
-
-    def close(self):
-        pass
 
 
 def begin(source, schedule, ended=lambda _: None, epoch=0):
     plan = EpochPlan(range(2 * schedule.num_batches), batch_size=2, shuffle=False, epoch=epoch)
-    source.begin(plan.batches(0))
     counter = PassCounter(clock=source.clock)
     options = FastLoader(Numbers(), 2)._options
-    batches = EpochsAhead(options)
-    batches.begin(source, plan)
-    return Iteration(options, batches, Position(plan, schedule), counter, ended), counter
+    producer = Producer(options, make_recipe(options))
+    producer.pool = source
+    producer.begin(plan)
+    return Iteration(options, producer, (), Position(plan, schedule), counter, ended), counter
 
 
 def train(iteration, clock, step_s, steps=None):

@@ -160,10 +160,10 @@ def test_a_second_iterator_ends_the_first(packed):
     assert len(list(loader)) == 7
 
 
-def wait_until_read_ahead(iterator):
+def wait_until_read_ahead(loader):
     """Until the threads have filled every slot that they were given."""
-    stream = iterator._batches._stage._source
-    while not all(request.done for request in stream._begun):
+    run = loader._producer.pool._run
+    while not all(work.done for work in run.under_way):
         time.sleep(0.001)
 
 
@@ -172,7 +172,7 @@ def test_a_file_truncated_or_written_while_training_is_an_error(tmp_path, option
     loader = loader_of(write_random(tmp_path / "a.h5", **WHOLE), 4, **options)
     iterator = iter(loader)
     next(iterator)
-    wait_until_read_ahead(iterator)  # truncated in the middle of a copy, a mapped file kills the process (SIGBUS)
+    wait_until_read_ahead(loader)  # truncated in the middle of a copy, a mapped file kills the process (SIGBUS)
     os.truncate(tmp_path / "a.h5", 10_000)
     with pytest.raises(FileChangedError, match="truncated"):
         list(iterator)

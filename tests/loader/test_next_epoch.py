@@ -19,7 +19,7 @@ from fastload.dataset import PackedDataset
 from fastload.loader.loader import FastLoader
 from fastload.prefetch import sample_worker
 from fastload.prefetch.inputs import as_input
-from fastload.prefetch.process_stream import PREFETCH
+from fastload.prefetch.process_pool import PREFETCH
 from fastload.prefetch.ring import SLACK, slot_bytes
 from fastload.prefetch.sample_worker import BatchRequest, BatchResult, Filler
 from fastload.prefetch.shared_memory import SharedMemory
@@ -168,7 +168,7 @@ def test_stats_and_memory_are_those_of_each_epoch(packed):
         stats = loader.stats
         figures.append((stats.fresh_samples, stats.consumed_samples, stats.steps, stats.bytes_read))
     assert len(set(figures)) == 1
-    assert len(loader._feed._ring.slots) == SLACK + 2
+    assert len(loader._producer.pool.ring.slots) == SLACK + 2
     loader.close()
 
 
@@ -234,15 +234,15 @@ def test_epochs_that_are_left_early_lose_no_slot_and_add_none(tmp_path):
                 break
         iter(loader)  # and one that nothing is taken of
     assert sorted(flat(batch.rows.tolist() for batch in loader)) == list(range(N))
-    feed = loader._feed
-    assert len(feed.ring.slots) == SLACK + PREFETCH * 2 + 1
+    pool = loader._producer.pool
+    assert len(pool.ring.slots) == SLACK + PREFETCH * 2 + 1
 
     def all_are_back():
-        feed.receive_all()
-        return not feed._asked
+        pool._receive_all()
+        return not pool._asked
 
     wait_until(all_are_back)
-    assert feed.ring.collect() == len(feed.ring.slots) - PREFETCH * 2, "the next epoch's batches have the others"
+    assert pool.ring.collect() == len(pool.ring.slots) - PREFETCH * 2, "the next epoch's batches have the others"
     loader.close()
 
 

@@ -148,7 +148,7 @@ def test_a_cache_of_fixed_shares_keeps_a_piece_a_rank_and_says_nothing_of_nodes(
     alone = [loader_of(rank, 2, 1, device=Device(), **small) for rank in range(2)]
     for loader, piece in zip(alone, (range(47), range(47, N)), strict=True):
         assert sorted(rows_of(loader)) == sorted(rows_of(loader)) == list(piece)
-        assert loader._feed is not None and len(loader._feed._cache.rows) == 47
+        assert loader._producer.pool is not None and len(loader._producer.pool._opened.cache.rows) == 47
 
 
 def test_a_given_share_is_no_node(packed):

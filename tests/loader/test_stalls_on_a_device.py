@@ -7,20 +7,21 @@ import gc
 import pytest
 import torch
 from child_processes import in_a_fork
+from fake_pool import FakePool
 from hypothesis import given
 from hypothesis import strategies as st
 from late_backend import TimedDevice
 
 from fastload import FastLoader, MixedEcho
 from fastload.loader.echo_policy import EchoPolicy, pass_ended
-from fastload.loader.epochs_ahead import EpochsAhead
 from fastload.loader.iteration import Iteration, PassCounter
 from fastload.plan import EchoSchedule, EpochPlan, Pace
 from fastload.plan.cursor import Position
 from fastload.prefetch.auto_workers import AutoWorkers
-from fastload.prefetch.device_stage import BatchStream
-from fastload.prefetch.process_stream import ProcessFeed
-from fastload.prefetch.ring import FilledBatch, SampleForm
+from fastload.prefetch.process_pool import ProcessPool
+from fastload.prefetch.producer import Producer
+from fastload.prefetch.recipe import make_recipe
+from fastload.prefetch.ring import SampleForm
 from fastload.timing.clocks import MOST_IN_FLIGHT, InFlight
 
 PACKED = {"rows": 48, "size": (6, 5, 3), "seed": 3, "chunk_rows": 8}
@@ -34,32 +35,26 @@ class Numbers(torch.utils.data.Dataset):
         return torch.tensor(index)
 
 
-class Source(BatchStream):
-    """A feed and its stream: batches are read one after the other, from the beginning on; each takes its `reads_s`."""
+class Source(FakePool):
+    """Batches are read one after the other, from the beginning on; each takes its `reads_s`."""
 
-    short_switches = False
-
-    def __init__(self, device, planned, reads_s):
-        self.device, self.planned = device, planned
+    def __init__(self, device, reads_s):
+        self.device = device
         self.done, at = [], device.now
         for read_s in reads_s:
             at += read_s
             self.done.append(at)
 
-    def stream(self, epochs, timed):
-        """As of a feed; the test says what is planned."""
-        return self
-
-    def __next__(self):
-        planned = next(self.planned)
+    def make(self, work):
         self.device.now = max(self.device.now, self.done.pop(0))
-        arrays = {"labels": planned.rows.copy(), "row": planned.rows, "valid": planned.valid}
-        return FilledBatch(arrays, planned, 0, SampleForm(("labels",), None))
+        work.arrays = {"labels": work.rows.copy(), "row": work.rows, "valid": work.whole.valid}
+        work.in_one_piece, work.form = False, SampleForm(("labels",), None)
 
-    def ready(self):
-        return bool(self.done) and self.done[0] <= self.device.now
+    def depth(self, run):
+        return int(bool(self.done) and self.done[0] <= self.device.now)
 
-    def close(self):
+    def leave(self, run):
+        super().leave(run)
         self.done.clear()
 
 
@@ -67,12 +62,12 @@ def begin(device, reads_s, echo=1, distance=0, in_flight=None, ended=lambda _: N
     """Returns a pass over a batch for each of the times, and its numbers."""
     schedule = EchoSchedule(len(reads_s), echo, distance)
     plan = EpochPlan(range(2 * len(reads_s)), batch_size=2, shuffle=False)
-    source = Source(device, plan.batches(0), reads_s)
     counter = PassCounter(clock=lambda: device.now, in_flight=in_flight or InFlight(device.clock))
     options = FastLoader(Numbers(), 2, device=device)._options
-    batches = EpochsAhead(options)
-    batches.begin(source, plan)
-    return Iteration(options, batches, Position(plan, schedule), counter, ended), counter
+    producer = Producer(options, make_recipe(options))
+    producer.pool = Source(device, reads_s)
+    producer.begin(plan)
+    return Iteration(options, producer, (), Position(plan, schedule), counter, ended), counter
 
 
 def train(iteration, device, step_s, *, kernels=1, steps=None):
@@ -194,11 +189,12 @@ class Noting(AutoWorkers):
 
 @pytest.mark.parametrize(("stall_s", "starved_s"), [(0.0, 0.0), (3.0, 3.0), (50.0, 20.0)])
 def test_processes_are_not_added_for_what_a_host_waits_while_its_device_works(stall_s, starved_s):
-    feed, auto = ProcessFeed(FastLoader(Numbers(), 2, workers=1)._options), Noting()
-    feed.begin_pass()
-    feed.watched_pass.starved_s = 20.0
-    pass_ended(EchoPolicy(), auto, feed, PassCounter(), Pace(10, 10, stall_s=stall_s, work_s=60.0))
-    feed.close()
+    options, auto = FastLoader(Numbers(), 2, workers=1)._options, Noting()
+    pool = ProcessPool(options, make_recipe(options))
+    pool.begin_pass()
+    pool.watched_pass.starved_s = 20.0
+    pass_ended(EchoPolicy(), auto, pool, PassCounter(), Pace(10, 10, stall_s=stall_s, work_s=60.0))
+    pool.close()
     assert auto.measured.starved_s == starved_s and auto.measured.elapsed_s == stall_s + 60
 
 

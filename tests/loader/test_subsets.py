@@ -64,7 +64,7 @@ def test_a_subset_of_a_packed_dataset_is_its_selection(path):
     for subset, rows in cases:
         with closing(loader_of(subset, transform=[RandomResizedCrop(6)])) as loader:
             found = list(loader)
-            assert "1 thread" in repr(loader) and loader._feed.worker_info.by_threads
+            assert "1 thread" in repr(loader) and loader._producer.pool.worker_info.by_threads
             assert isinstance(loader.dataset, PackedDataset) and len(loader.dataset) == len(subset)
         with closing(loader_of(whole.select(rows), transform=[RandomResizedCrop(6)])) as loader:
             expected = list(loader)
@@ -169,6 +169,6 @@ def test_what_wraps_a_packed_dataset_otherwise_says_that_python_runs(path):
             first = next(iter(loader))
             images = first[0][0] if type(dataset) is StackDataset else first[0]
             assert torch.equal(images[0], packed[1 if type(dataset) is Subset else 0][0])
-            assert not loader._feed.worker_info.by_threads
+            assert not loader._producer.pool.worker_info.by_threads
     with warnings.catch_warnings(), closing(loader_of(Numbers())):
         warnings.simplefilter("error")

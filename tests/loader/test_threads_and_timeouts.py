@@ -67,7 +67,7 @@ def python_loader(packed, how, **options):
 def first_begun(loader):
     """Takes the first batch, which waits for the workers' start, without the timeout that the test is about."""
     batches = iter(loader)
-    patience = loader._batches._stage._source._patience
+    patience = loader._producer._run.patience
     timeout_s, patience.timeout_s = patience.timeout_s, 0.0
     found = [next(batches)]
     patience.timeout_s = timeout_s
@@ -128,7 +128,7 @@ def test_break_and_close_end_workers_that_hang(packed, start, monkeypatch, how):
     loader = python_loader(packed, how)
     deadline = time.monotonic() + 600
     for batch in loader:
-        workers = [psutil.Process(pid) for pid in loader._feed._workers.pids]
+        workers = [psutil.Process(pid) for pid in loader._producer.pool._workers.pids]
         if batch.rows[0] == 8:
             time.sleep(0.5)
             while how == "is stopped" and not any(one.status() == psutil.STATUS_STOPPED for one in workers):
@@ -150,7 +150,7 @@ def test_a_wait_without_a_timeout_is_warned_of_once_with_the_same_words(packed, 
         while time.monotonic() < deadline and not any("It is stopped" in one for one in said):
             time.sleep(0.05)
         time.sleep(0.5)  # long enough for another warning, if there were one
-        os.kill(loader._feed._workers.pids[0], signal.SIGCONT)
+        os.kill(loader._producer.pool._workers.pids[0], signal.SIGCONT)
 
     said = []
     waker = threading.Thread(target=awake)

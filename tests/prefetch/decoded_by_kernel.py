@@ -1,4 +1,4 @@
-"""Loaders of JPEGs that the device decodes, cut by the kernel in Triton's interpreter: run by test_device_decoder.py,
+"""Loaders of JPEGs that the device decodes, cut by the kernel in Triton's interpreter: run by test_device_decode.py,
 in a process of its own with TRITON_INTERPRET=1. Prints the name of each list, and fails at the first difference."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from ragged_cases import varied_file
-from test_device_decoder import LISTS, Device, batches
+from test_device_decode import LISTS, Device, batches
 
 from fastload.transforms.engine import gpu
 from fastload.transforms.engine.fuse import FusedPass

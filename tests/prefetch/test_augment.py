@@ -14,7 +14,7 @@ from fastload.dataset import PackedDataset
 from fastload.errors import OptionError
 from fastload.format.ragged import Column
 from fastload.loader.loader import FastLoader
-from fastload.prefetch.row_transformer import RowTransformer
+from fastload.read.rows import Rows
 from fastload.system.threads import SWITCH_INTERVAL_S
 from fastload.transforms import (
     CenterCrop,
@@ -163,7 +163,7 @@ def test_small_batches_read_in_groups_and_files_compressed_by_others_are_augment
         loader = FastLoader(path, batch_size, seed=3, shuffle=shuffle, transform=PIPELINES[name])
         for batch in loader:
             assert torch.equal(batch[0], by_hand(packed, PIPELINES[name], batch)["images"])
-        assert (loader._feed._group > 1) == (path == packed) and loader.stats.steps == N // batch_size
+        assert (loader._producer.pool._group > 1) == (path == packed) and loader.stats.steps == N // batch_size
 
 
 def test_gray_images_stored_without_channels_are_augmented_in_place(tmp_path):
@@ -182,14 +182,8 @@ def test_gray_images_stored_without_channels_are_augmented_in_place(tmp_path):
 def test_a_crop_is_taken_from_the_mapping_without_copying_the_images_first(packed, monkeypatch):
     copied = []
     loader = FastLoader(packed, 8, seed=3, transform=PIPELINES["resized crop"])
-    original = RowTransformer.fill
-
-    def fill(self, epoch, planned, arrays):
-        gather = self._reader.gather
-        monkeypatch.setattr(self._reader, "gather", lambda rows, outs: copied.append(set(outs)) or gather(rows, outs))
-        return original(self, epoch, planned, arrays)
-
-    monkeypatch.setattr(RowTransformer, "fill", fill)
+    gather = Rows.gather
+    monkeypatch.setattr(Rows, "gather", lambda *args: copied.append(set(args[2])) or gather(*args))
     list(loader)
     assert copied and all("images" not in names for names in copied)
     assert loader.stats.bytes_read == 48 * (np.prod(SHAPE) + 8)

@@ -168,11 +168,11 @@ def test_a_slow_source_gets_more_processes_and_nothing_else_changes(caplog):
     assert [text.replace("Slow", "Fast") if isinstance(text, str) else text for text in found] == epochs_of(given, 2)
     said = [record.getMessage() for record in caplog.records if "workers=" in record.getMessage()]
     assert said[0].startswith('workers="auto": ') and "the loop waited 50% of the time" in said[0]
-    assert auto._feed.num_workers > auto._options.num_workers
-    assert auto._feed.watched_pass.measured(0, 0.0, 0.0, 1.0).busy_s is not None, (
+    assert auto._producer.pool.number > auto._recipe.workers
+    assert auto._producer.pool.watched_pass.measured(0, 0.0, 0.0, 1.0).busy_s is not None, (
         "a choice that is made is made by what was measured"
     )
-    assert given._feed.watched_pass.measured(0, 0.0, 0.0, 1.0).busy_s is None, "a number that was given is not watched"
+    assert given._producer.pool.watched_pass.measured(0, 0.0, 0.0, 1.0).busy_s is None, "a number that was given is not watched"
     auto.close()
     given.close()
 
@@ -181,13 +181,13 @@ def test_threads_stay_as_many_as_they_are(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (N, 8, 8, 3), dtype=np.uint8)
     path = write_packed(tmp_path / "file.h5", images)
     auto, given = FastLoader(path, 16, workers="auto"), FastLoader(path, 16, workers=1)
-    feeds = set()
+    pools = set()
     for _ in range(3):
         for step, (one, other) in enumerate(zip(auto, given, strict=True)):
             assert torch.equal(one.rows, other.rows) and torch.equal(one[0], other[0])
             if step == 7:
                 assert auto.state_dict() == given.state_dict()
-        feeds.add(id(auto._feed))
-    assert len(feeds) == 1 and auto._auto.number is None
+        pools.add(id(auto._producer.pool))
+    assert len(pools) == 1 and auto._auto.number is None
     auto.close()
     given.close()

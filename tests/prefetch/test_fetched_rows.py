@@ -150,7 +150,7 @@ def test_rows_are_under_way_before_they_are_asked_for_and_once_for_all_uses(pack
     uses = iter(loader)
     next(uses)
     one_batch = 5  # its slot, what is small in it, and three fields
-    while loader._batches.depth() < 2:  # the thread that makes the indices is ahead by now
+    while loader._producer.depth() < 2:  # the thread that makes the indices is ahead by now
         time.sleep(1e-3)
     begun = len(device.launched)
     next(uses)

@@ -10,13 +10,13 @@ from late_backend import Device
 from ragged_cases import varied_file
 
 import fastload.distributed.ranks
-import fastload.prefetch.cached_feed
+import fastload.prefetch.producer
 import fastload.prefetch.resolved
 from fastload.dataset import PackedDataset
 from fastload.loader.loader import FastLoader
-from fastload.prefetch.device_stage import SLOTS_IN_COPY
+from fastload.prefetch.ring import SLOTS_IN_COPY
 from fastload.prefetch.resolved import copying_threads
-from fastload.prefetch.thread_stream import ThreadFeed
+from fastload.prefetch.thread_pool import ThreadPool
 from fastload.transforms import RandomHorizontalFlip, Resize
 
 PACKED = {"rows": 90, "size": (10, 8, 3), "seed": 5, "classes": "abcdefg", "chunk_rows": 8}
@@ -70,12 +70,12 @@ def test_threads_that_copy_are_no_more_than_cpus_nor_pin_more_than_is_fair(cpus,
 def test_a_loader_takes_the_cpus_of_its_rank(packed, with_cpus, cpus, ranks, device, threads):
     with_cpus(cpus, ranks)
     options = {"device": Device() if device else None, "share": None}
-    assert FastLoader(packed, 8, **options)._options.num_workers == threads
-    assert FastLoader(packed, 8, workers=13, **options)._options.num_workers == 13
-    augmented = FastLoader(packed, 8, transform=[RandomHorizontalFlip()], **options)._options.num_workers
+    assert FastLoader(packed, 8, **options)._recipe.workers == threads
+    assert FastLoader(packed, 8, workers=13, **options)._recipe.workers == 13
+    augmented = FastLoader(packed, 8, transform=[RandomHorizontalFlip()], **options)._recipe.workers
     assert augmented == (threads if device else min(16, cpus // ranks)), "on a device it augments"
     python = FastLoader(PackedDataset(packed, transform=lambda sample: sample), 8, **options)
-    assert python._options.num_workers == max(1, cpus // ranks)
+    assert python._recipe.workers == max(1, cpus // ranks)
 
 
 def test_two_threads_have_jpegs_decoded_by_the_device(tmp_path, with_cpus):
@@ -84,8 +84,8 @@ def test_two_threads_have_jpegs_decoded_by_the_device(tmp_path, with_cpus):
     for decode, threads in (("device", 2), ("cpu", 16)):
         dataset = PackedDataset(path, fields=["images", "labels"], decode=decode)
         options = {"device": Device(), "transform": [Resize((9, 9))]}
-        assert FastLoader(dataset, 4, **options)._options.num_workers == threads
-        assert FastLoader(dataset, 4, workers=5, **options)._options.num_workers == 5
+        assert FastLoader(dataset, 4, **options)._recipe.workers == threads
+        assert FastLoader(dataset, 4, workers=5, **options)._recipe.workers == 5
 
 
 def test_large_batches_are_read_by_fewer_threads_unless_they_are_asked_for(packed, with_cpus, monkeypatch):
@@ -96,8 +96,8 @@ def test_large_batches_are_read_by_fewer_threads_unless_they_are_asked_for(packe
     for workers, expected in ((None, 4), (8, 8)):
         with_device = FastLoader(packed, 40, device=Device(), workers=workers)
         next(iter(with_device))
-        assert with_device._feed.worker_info.workers == expected
-        assert len(with_device._feed._ring.slots) == expected + SLOTS_IN_COPY + 1
+        assert with_device._producer.pool.worker_info.workers == expected
+        assert len(with_device._producer.pool.ring.slots) == expected + SLOTS_IN_COPY + 1
         with_device.close()
 
 
@@ -108,7 +108,7 @@ def test_eight_threads_deliver_the_batches_that_one_does(packed, with_cpus):
     for _ in range(2):
         loader.set_epoch(0)
         found = [([tensor.clone() for tensor in batch], batch.rows.tolist()) for batch in loader]
-        assert loader._feed.worker_info.workers == 8
+        assert loader._producer.pool.worker_info.workers == 8
         assert len(found) == len(expected) == 22
         for (tensors, rows), batch in zip(found, expected, strict=True):
             assert rows == batch.rows.tolist()
@@ -121,14 +121,14 @@ def test_a_cache_is_filled_by_as_many(packed, with_cpus, monkeypatch, cache):
     with_cpus(16)
     opened = []
 
-    class Seen(ThreadFeed):
-        def __init__(self, options):
-            super().__init__(options)
+    class Seen(ThreadPool):
+        def begin(self, epochs, *, timed):
             opened.append(self.worker_info.workers)
+            return super().begin(epochs, timed=timed)
 
-    monkeypatch.setattr(fastload.prefetch.cached_feed, "ThreadFeed", Seen)
+    monkeypatch.setattr(fastload.prefetch.producer, "ThreadPool", Seen)
     for workers in (None, 3):
         loader = FastLoader(packed, 8, device=Device(), cache=cache, workers=workers)
         next(iter(loader))
         loader.close()
-    assert opened == [8, 3]
+    assert opened == [8, 0, 3, 0], "and none reads rows that are cached"

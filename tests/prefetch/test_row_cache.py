@@ -21,15 +21,16 @@ from same_batches import assert_same, facts
 from small_files import write_random
 
 import fastload.prefetch.cache_choice
-import fastload.prefetch.cached_feed
+import fastload.prefetch.recipe
+import fastload.prefetch.row_cache
 from fastload.dataset import PackedDataset
 from fastload.device import DeviceMemory
 from fastload.errors import CacheError, FileChangedError, OptionError, StateError
 from fastload.loader.loader import FastLoader
 from fastload.plan import ChunkWindow, MixedEcho
 from fastload.plan.state import state_from_dict
-from fastload.prefetch.cached_feed import RowCache
-from fastload.prefetch.ring import Ring
+from fastload.prefetch.row_cache import RowCache
+from fastload.prefetch.thread_pool import ThreadPool
 from fastload.read.rows import Rows
 from fastload.transforms import Normalize, RandomHorizontalFlip
 from fastload.transforms.engine.placement import ImageRows
@@ -177,7 +178,7 @@ def test_the_file_is_read_once_in_its_order_and_never_again(packed, cache, monke
         return gather(self, rows, outs)
 
     monkeypatch.setattr(Rows, "gather", counted)
-    monkeypatch.setattr(fastload.prefetch.cached_feed, "_LOAD_BYTES", 4 * ROW_BYTES)  # many batches, and a short one
+    monkeypatch.setattr(fastload.prefetch.recipe, "_LOAD_BYTES", 4 * ROW_BYTES)  # many batches, and a short one
     caplog.set_level(logging.INFO, "fastload")
     dataset = PackedDataset(packed, split="val")
     loader = FastLoader(dataset, 5, cache=cache, device=Device(), workers=1)
@@ -280,7 +281,7 @@ def test_the_device_store_goes_with_close_though_the_iteration_is_kept(packed):
     batches = iter(loader)
     device.empty = empty
     next(batches)
-    held = [weakref.ref(tensor) for tensor in loader._feed._cache.tensors.values()]
+    held = [weakref.ref(tensor) for tensor in loader._producer.pool._opened.cache.tensors.values()]
     loader.close()
     gc.collect()
     assert len(made) == 2 and all(tensor() is None for tensor in held)
@@ -291,10 +292,10 @@ def test_the_device_store_goes_with_close_though_the_iteration_is_kept(packed):
 @pytest.mark.parametrize("cache", ["device", "host"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, torch.cuda.OutOfMemoryError])
 def test_an_interrupted_load_leaves_nothing_half_used(packed, cache, error, monkeypatch):
-    monkeypatch.setattr(fastload.prefetch.cached_feed, "_LOAD_BYTES", 8 * ROW_BYTES)
+    monkeypatch.setattr(fastload.prefetch.recipe, "_LOAD_BYTES", 8 * ROW_BYTES)
     device = Device()
     loader = FastLoader(packed, 8, cache=cache, device=device, seed=3)
-    hand_over, calls = Ring.hand_over, []
+    hand_over, calls = ThreadPool.hand_over, []
 
     def failing(*args, **words):
         calls.append(args)
@@ -303,7 +304,7 @@ def test_an_interrupted_load_leaves_nothing_half_used(packed, cache, error, monk
         return hand_over(*args, **words)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ring, "hand_over", failing)
+        patch.setattr(ThreadPool, "hand_over", failing)
         with pytest.raises(error):
             iter(loader)
     assert len(calls) == 3 and not [t for t in threading.enumerate() if t.name.startswith("fastload")]
@@ -325,7 +326,7 @@ def test_memory_taken_since_the_loader_was_made_is_a_named_error(packed, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(device, "room", DeviceMemory(left, 10**6))
         patch.setattr(device, "empty", full)
-        patch.setattr(fastload.prefetch.cached_feed, "available_memory", lambda: left)
+        patch.setattr(fastload.prefetch.row_cache, "available_memory", lambda: left)
         with pytest.raises(CacheError, match=f'cache="{cache}".*{said}'):
             iter(loader)
     assert len(list(loader)) == 7
@@ -340,7 +341,7 @@ def with_other_digests(path):
 
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_file_that_changes_while_or_after_it_is_loaded_is_noticed(tmp_path, monkeypatch, loaded):
-    monkeypatch.setattr(fastload.prefetch.cached_feed, "_LOAD_BYTES", 2 * ROW_BYTES)
+    monkeypatch.setattr(fastload.prefetch.recipe, "_LOAD_BYTES", 2 * ROW_BYTES)
     path, device = write_random(tmp_path / "a.h5", **WHOLE), Device()
     loader = FastLoader(path, 8, cache="device", device=device)
     if loaded:

@@ -59,7 +59,7 @@ def test_batches_are_those_of_the_cpu_while_the_compute_stream_is_busy(packed, c
 def test_pinned_rows_are_in_memory_that_the_device_reads_and_are_given_back(packed):
     loader = FastLoader(packed, 64, cache="host", device="cuda")
     list(loader)
-    images = loader._feed._cache.tensors["images"]
+    images = loader._producer.pool._opened.cache.tensors["images"]
     assert images.is_pinned() and not images.is_cuda
     held = weakref.ref(images)
     del images

@@ -23,7 +23,7 @@ from fastload.format.ragged import Column
 from fastload.images.decode import upright
 from fastload.images.decode_part import decode_row
 from fastload.images.jpeg import scan_jpeg
-from fastload.prefetch import device_decoder
+from fastload.prefetch.stages import device_decode
 from fastload.read.rows import Rows
 from fastload.transforms import (
     CenterCrop,
@@ -263,7 +263,7 @@ def test_a_file_that_was_cut_short_is_no_image_for_a_lenient_decoder_either(tmp_
 
 def test_bytes_beyond_what_is_kept_pinned_have_memory_of_their_own(varied, monkeypatch):
     expected = batches(varied, TRAINING, "cpu")
-    monkeypatch.setattr(device_decoder, "PINNED_BYTES", 700)  # some batches' bytes are more, some less
+    monkeypatch.setattr(device_decode, "PINNED_BYTES", 700)  # some batches' bytes are more, some less
     assert_alike(batches(varied, TRAINING), expected)
 
 
@@ -293,7 +293,7 @@ def test_a_loader_that_ends_gives_back_what_its_threads_pinned(varied):
     backend = Counting()
     loader = FastLoader(dataset(varied), 2, transform=TRAINING, device=backend, workers=3)
     assert len(list(loader)) > 3
-    slots = [slot.memory.nbytes for slot in loader._feed._ring.slots]
+    slots = [slot.memory.nbytes for slot in loader._producer.pool.ring.slots]
     assert sum(slots) < backend.pinned == sum(backend.sizes), "the memory of files is pinned too"
     loader.close()
     assert backend.pinned == 0
@@ -305,10 +305,10 @@ def test_threads_that_begin_anew_use_memory_that_is_pinned_already(varied):
     list(loader)
     sizes = list(backend.sizes)
     for _ in range(3):
-        threads = loader._feed._threads
+        threads = loader._producer.pool.threads
         with Meter(device="cpu") as meter:
             list(meter.watch(loader))
-        assert loader._feed._threads is not threads
+        assert loader._producer.pool.threads is not threads
         list(loader)
     assert backend.sizes == sizes
     loader.close()
@@ -333,7 +333,7 @@ def alive(monkeypatch) -> weakref.WeakSet[PlacedImages]:
         made.add(images)
         return images
 
-    monkeypatch.setattr(device_decoder, "PlacedImages", noted)
+    monkeypatch.setattr(device_decode, "PlacedImages", noted)
     return made
 
 
@@ -388,7 +388,7 @@ def test_the_compute_stream_is_noted_as_a_reader_of_all_decoded_images(varied, m
         made.append(PlacedImages(*args))
         return made[-1]
 
-    monkeypatch.setattr(device_decoder, "PlacedImages", noted)
+    monkeypatch.setattr(device_decode, "PlacedImages", noted)
     backend = Device()
     batches(varied, TRAINING, epochs=1, device=backend)
     for name in ("pixels", "layout"):
@@ -497,7 +497,7 @@ def test_jpegs_that_exif_turns_are_turned_on_the_device(tmp_path, monkeypatch, o
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_images_on_the_device_are_turned_as_those_of_the_cpu(orientation):
     pixels = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
-    turned = device_decoder.upright(torch.from_numpy(pixels).permute(2, 0, 1), orientation)
+    turned = device_decode.upright(torch.from_numpy(pixels).permute(2, 0, 1), orientation)
     assert np.array_equal(turned.permute(1, 2, 0).numpy(), upright(pixels, orientation))
 
 

@@ -32,8 +32,8 @@ from fastload.errors import FileChangedError, OptionError, StateError, WorkerErr
 from fastload.format.ragged import Column
 from fastload.loader.batch import Batch, DictBatch
 from fastload.loader.loader import FastLoader
-from fastload.prefetch import process_stream, torch_workers
-from fastload.prefetch.process_stream import PREFETCH
+from fastload.prefetch import process_pool, torch_workers
+from fastload.prefetch.process_pool import PREFETCH
 from fastload.prefetch.ring import SLACK
 from fastload.prefetch.sample_worker import Filler, requested_rows
 from fastload.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop
@@ -740,7 +740,7 @@ def test_a_device_copies_from_pinned_slots_and_they_are_unpinned_at_the_end(pack
     dataset = PackedDataset(packed, transform=as_it_is)
     loader = FastLoader(dataset, 16, shuffle=False, ends="exact", workers=1, device=device)
     for number, batch in enumerate(loader):
-        assert device.pinned == 6 * loader._feed.ring.slot_bytes, number
+        assert device.pinned == 6 * loader._producer.pool.ring.slot_bytes, number
         assert_pixels(batch, pixels)
         assert batch.valid.sum() == batch.global_valid
     assert number == 3
@@ -833,9 +833,9 @@ def test_workers_end_without_a_word_with_the_garbage_that_refers_to_them(packed)
         batches = iter(loader)
         next(batches)
         children = multiprocessing.active_children()
-        everything = [loader, batches, loader._feed._workers]
+        everything = [loader, batches, loader._producer.pool._workers]
         everything.append(everything)
-        loader._feed._workers.garbage = everything
+        loader._producer.pool._workers.garbage = everything
         del loader, batches, everything
         assert len(children) == 2
         while any(child.is_alive() for child in children):  # a thread that plans a batch may refer to it, too
@@ -846,16 +846,16 @@ def test_workers_end_without_a_word_with_the_garbage_that_refers_to_them(packed)
 
 def wait_for_all(loader, before=10**9):
     """Waits until the workers have done what they were asked for before a batch that begins with this row."""
-    feed, deadline = loader._feed, time.monotonic() + 600
+    pool, deadline = loader._producer.pool, time.monotonic() + 600
 
     def first_is_missing():
-        asked = next(iter(feed._asked.values()), None)
-        return asked and not (asked.done and (asked.group is None or asked.group.whole.rows[0] >= before))
+        asked = next(iter(pool._asked.values()), None)
+        return asked and not (asked.done and (asked.planned is None or asked.rows[0] >= before))
 
     while first_is_missing():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-        feed.receive_all()
+        pool._receive_all()
 
 
 def test_batches_that_do_not_fit_their_slot_are_as_right_on_a_device(packed):
@@ -865,7 +865,7 @@ def test_batches_that_do_not_fit_their_slot_are_as_right_on_a_device(packed):
         loader = FastLoader(dataset, 16, **options)
         expected = [facts(batch) for batch in loader]
     wait_for_all(loader)
-    assert loader._feed.ring.collect() == SLACK + 1, "the next epoch's batches have the others"
+    assert loader._producer.pool.ring.collect() == SLACK + 1, "the next epoch's batches have the others"
     loader.close()
     device = Device()
     loader = FastLoader(dataset, 16, device=device, **options)
@@ -950,7 +950,7 @@ def test_results_that_a_dead_worker_holds_up_are_not_waited_for_forever(packed, 
         for batch in loader:
             found.append(batch.rows[0].item())
             # As if the dead one had had it: the other cannot send its result.
-            loader._feed._workers._worker_result_queue._wlock.acquire()
+            loader._producer.pool._workers._worker_result_queue._wlock.acquire()
             (tmp_path / "arrived").touch()
     assert found == [0]
     loader.close()
@@ -1009,7 +1009,7 @@ def test_what_one_workers_transform_keeps_no_other_worker_writes_to(packed, pixe
             batch[0].fill_(number)
             if number >= taken:
                 break
-        slots.add(len(loader._feed.ring.slots))
+        slots.add(len(loader._producer.pool.ring.slots))
     assert max(slots) > SLACK + 2 * PREFETCH + 1, "a slot was kept, and replaced"
     loader.close()
 
@@ -1042,7 +1042,7 @@ def test_ctrl_c_at_any_line_that_takes_results_loses_none_of_them(packed, start,
         next(batches)
         tracing = sys.gettrace()
         try:
-            sys.settrace(Interrupting(process_stream, ("receive", "receive_all"), line))
+            sys.settrace(Interrupting(process_pool, ("_receive", "_receive_all"), line))
             for _ in batches:
                 pass
         except KeyboardInterrupt:
