@@ -131,9 +131,7 @@ class PackedDataset(Dataset[Any]):
         remote: Remote | None = None,
     ) -> None:
         self._in_loader = False
-        check_choice("check", check, ("auto", "always", "first", None))
-        check_choice("read", read, ("auto", "map", "pread"))
-        check_choice("on_damage", on_damage, ("raise", "skip"))
+        _check_reading(check, read, on_damage)
         if decode not in ("cpu", "device"):
             raise OptionError(f'PackedDataset(decode={decode!r}): JPEGs are decoded by the "cpu" or the "device"')
         given: object = transform
@@ -163,7 +161,7 @@ class PackedDataset(Dataset[Any]):
         if on_damage == "skip" and self.check is None:
             raise OptionError(
                 f'on_damage="skip": no row of {self._file.name} is compared with a digest, so none is known to be '
-                f"damaged. It takes a file of `fastload pack`, and check other than None."
+                f"damaged. It takes a file of `fastload pack`."
             )
         self.read: Read = read
         self.on_damage: OnDamage = on_damage
@@ -178,9 +176,8 @@ class PackedDataset(Dataset[Any]):
         self._reader: Rows | None = None
         _ = self.sample_transform  # says now which fields cannot follow it
 
-    @classmethod
+    @staticmethod
     def from_folder(
-        cls,
         folder: str | os.PathLike[str],
         *,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -209,6 +206,7 @@ class PackedDataset(Dataset[Any]):
         # Imported here, as who reads packed files does not need the packer.
         from fastload.pack.unpacked import open_unpacked
 
+        _check_reading(check, read, on_damage)
         path = Path(folder)
         if not path.exists():
             raise MissingFileError(f"{path}: no such folder or archive. Give a folder, .zip or .tar of images.")
@@ -738,6 +736,9 @@ class UnpackedDataset(PackedDataset):
         """Returns one that announces nothing."""
         return _NothingAhead()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_file": self._file}
+
 
 class _NothingAhead:
     def announce(self, rows: NDArray[np.int64]) -> None:
@@ -753,6 +754,17 @@ def _packed_of(folder: UnpackedFolder, *, check: CheckOption, read: Read, on_dam
     folder.check_same(dataset.file)
     dataset._of_folder = folder.identity
     return dataset
+
+
+def _check_reading(check: object, read: object, on_damage: object) -> None:
+    """Raises OptionError for options that have no meaning, whatever the file."""
+    check_choice("check", check, ("auto", "always", "first", None))
+    check_choice("read", read, ("auto", "map", "pread"))
+    check_choice("on_damage", on_damage, ("raise", "skip"))
+    if on_damage == "skip" and check is None:
+        raise OptionError(
+            'on_damage="skip": rows are known to be damaged by their digests, so it takes a check other than None.'
+        )
 
 
 def is_unpacked(path: Path) -> bool:
