@@ -83,9 +83,13 @@ class Backend:
         """Returns a context within which work and memory belong to the side stream."""
         return torch.cuda.stream(self._stream)
 
-    def copy(self, host: torch.Tensor) -> torch.Tensor:
-        """Returns a new device tensor to which the current stream copies `host`; same shape and memory order."""
-        return torch.empty_like(host, device=self.device).copy_(host, non_blocking=True)
+    def copy(self, host: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns a device tensor to which the current stream copies `host`; same shape and memory order.
+
+        It is a new one unless one is given.
+        """
+        there = torch.empty_like(host, device=self.device) if into is None else into
+        return there.copy_(host, non_blocking=True)
 
     @contextmanager
     def decoding(self) -> Iterator[None]:

@@ -175,11 +175,11 @@ class LateBackend(Backend):
         yield
 
     @locked
-    def copy(self, host):
+    def copy(self, host, into=None):
         if self.decodes_here():  # on a stream that nobody but the decoding thread waits for
             return host.clone()
         self.crossed += 1
-        device = self.garbage(torch.empty_like(host))
+        device = self.garbage(torch.empty_like(host)) if into is None else into
         self.fill(device, host)
         return device
 
@@ -302,9 +302,9 @@ class TimedDevice(LateBackend):
         if len(self.ends) >= self.queue_length:
             self.now = self.ends.popleft()
 
-    def copy(self, host):
+    def copy(self, host, into=None):
         self.copied_at = max(self.now, self.copied_at) + self.copy_s
-        return super().copy(host)
+        return super().copy(host, into)
 
     def record(self, again=None):
         event = super().record(again)

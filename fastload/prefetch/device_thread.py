@@ -62,9 +62,12 @@ class DeviceThread:
                 found = self._made.get(timeout=patience.left(describe))
                 break
         self._room.release()
-        if isinstance(found, BaseException):
+        if not isinstance(found, BaseException):
+            return found
+        try:
             raise found
-        return found
+        finally:
+            del found  # else the error would keep this frame, and the frame the error
 
     def ready(self) -> int:
         """Returns how many works can be taken without waiting."""

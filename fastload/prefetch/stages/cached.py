@@ -12,8 +12,9 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 
-from fastload.dataset import PackedDataset
+from fastload.dataset import PackedDataset, as_handed_over
 from fastload.device import Backend
+from fastload.format.header import PackedFile
 from fastload.prefetch.resolved import Location
 from fastload.prefetch.ring import INNER, SlotField
 from fastload.prefetch.row_cache import RowCache
@@ -138,8 +139,8 @@ class FillCache(Stage):
 
     where = Where.SIDE_STREAM
 
-    def __init__(self, cache: RowCache, backend: Backend, part_rows: int) -> None:
-        self._cache, self._backend, self._part_rows = cache, backend, part_rows
+    def __init__(self, cache: RowCache, file: PackedFile, backend: Backend, part_rows: int) -> None:
+        self._cache, self._file, self._backend, self._part_rows = cache, file, backend, part_rows
         self.damaged = set[int]()  # rows that another one replaces
         self.why = "it is read once"
 
@@ -147,8 +148,9 @@ class FillCache(Stage):
         """Queues the copy."""
         self.damaged.update(work.whole.damaged)
         first, count = work.whole.step * self._part_rows, len(work.rows)  # the last may not fill its slot
+        arrays = as_handed_over(self._file, {name: array[:count] for name, array in work.arrays.items()})
         for name, cached in self._cache.tensors.items():
-            part, read = cached[first : first + count], torch.from_numpy(work.arrays[name][:count])
+            part, read = cached[first : first + count], torch.from_numpy(arrays[name])
             if self._cache.location == "host":
                 part.copy_(read)
             else:

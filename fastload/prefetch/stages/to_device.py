@@ -87,8 +87,7 @@ class CopySlot(Stage):
         if self._copy is None:
             self._copy = self._backend.empty(tuple(host.shape), host.dtype)
             self._parts = {name: part.of(self._copy.untyped_storage()) for name, part in layout.large.items()}
-        self._backend.fill(self._copy, host)
-        work.raw = self._copy
+        work.raw = self._backend.copy(host, self._copy)
         return self._parts
 
     def close(self) -> None:
