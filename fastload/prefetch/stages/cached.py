@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fastload.dataset import PackedDataset
+from fastload.dataset import PackedDataset, as_handed_over
 from fastload.device import Backend
 from fastload.prefetch.resolved import Location
 from fastload.prefetch.ring import INNER, SlotField
@@ -135,8 +135,8 @@ class FillCache(Stage):
 
     where = Where.SIDE_STREAM
 
-    def __init__(self, cache: RowCache, backend: Backend, part_rows: int) -> None:
-        self._cache, self._backend, self._part_rows = cache, backend, part_rows
+    def __init__(self, dataset: PackedDataset, cache: RowCache, backend: Backend, part_rows: int) -> None:
+        self._file, self._cache, self._backend, self._part_rows = dataset.file, cache, backend, part_rows
         self.damaged = set[int]()  # rows that another one replaces
         self.why = "it is read once"
 
@@ -144,8 +144,9 @@ class FillCache(Stage):
         """Queues the copy."""
         self.damaged.update(work.whole.damaged)
         first, count = work.whole.step * self._part_rows, len(work.rows)  # the last may not fill its slot
+        arrays = as_handed_over(self._file, work.arrays)
         for name, cached in self._cache.tensors.items():
-            part, read = cached[first : first + count], torch.from_numpy(work.arrays[name][:count])
+            part, read = cached[first : first + count], torch.from_numpy(arrays[name][:count])
             if self._cache.location == "host":
                 part.copy_(read)
             else:
