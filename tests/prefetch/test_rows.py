@@ -26,7 +26,6 @@ from fastload.prefetch.stages.rows import (
     WriteFacts,
     use_one_torch_thread,
 )
-from fastload.timing.results import BatchWork
 from sample_files import write_packed
 from small_files import write_foreign
 
@@ -196,7 +195,7 @@ def test_texts_of_the_rows_are_read_by_the_reader_of_the_others_or_by_one_of_the
 
 def test_a_slot_is_lent_as_tensors_a_part_for_each_member_and_comes_back_with_the_last_of_them(file, images):
     def prepare(work):
-        work.texts, work.copied, work.costs = {"names": list("abcd")}, [70, 30], [BatchWork({})]
+        work.texts, work.copied = {"names": list("abcd")}, [70, 30]
 
     with opened(PackedDataset(file, fields=["images", "labels", "masks"])) as shared:
         dataset = shared.options.packed.dataset
@@ -206,7 +205,7 @@ def test_a_slot_is_lent_as_tensors_a_part_for_each_member_and_comes_back_with_th
     first, second = work.split
     assert (first.rows.tolist(), second.rows.tolist()) == (ROWS[:2], ROWS[2:])
     assert first.texts == {"names": ["a", "b"]} and second.texts == {"names": ["c", "d"]}
-    assert first.bytes_read == second.bytes_read == work.bytes_read // 2 and len(first.costs) == 1
+    assert first.bytes_read == second.bytes_read == work.bytes_read // 2
     for one in (first, second):
         expected = torch.from_numpy(images[one.rows]).permute(0, 3, 1, 2)
         assert torch.equal(one.fields["images"], expected) and one.fields["labels"].dtype == torch.int64

@@ -278,6 +278,19 @@ def test_depth_tells_what_waits_with_the_rest_of_a_group(packed, alone):
         assert next(batches, None) is None and batches.depth() == 0
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_batches_cost_is_shared_out_among_those_of_a_slot_where_it_is_measured(packed, alone):
+    with closing(Batches(packed, Fill(alone=alone), steps=24)) as batches:  # three at a time, if not alone
+        assert all(batch.cost is None for batch in batches.read_epoch())
+        run = batches.pool.begin([(0, batches.plan.batches(0))], timed=True)
+        batches.pool.ask(run)
+        work = batches.pool.first(run)
+        whole, found = work.cost, batches.pool.hand_over(run, work)
+        assert len(found) == (1 if alone else 3) and "reading" in whole.stages
+        assert all(one.cost == whole / len(found) for one in found)
+        del found, work
+
+
 # Small batches, filled several at a time
 
 
