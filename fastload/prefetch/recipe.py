@@ -247,7 +247,7 @@ def load_cache(options: Resolved) -> RowCache:
     in_file_order = replace(options, plan=plan, cache=None, transforms=(), echo=1)
     parts = (np.asarray(rows[first : first + batch_rows], np.int64) for first in range(0, len(rows), batch_rows))
     planned = (PlannedBatch(part, np.ones(len(part), np.bool_), len(part), n) for n, part in enumerate(parts))
-    fill = FillCache(cache, data.dataset.file, backend, batch_rows)
+    fill = FillCache(data.dataset, cache, backend, batch_rows)
     gather = GatherRows(data.dataset, [name for name, _, _ in data.dataset.layout()], into_slot=True)
     workers = options.workers or default_workers(data, batch_rows, computing=data.ragged, to_device=True)
     no_transforms = Augmentation((), 0, 0, 0, {})

@@ -166,6 +166,9 @@ class ThreadPool:
         arrays = self.ring.hand_over(work.slot, work.lent)
         if arrays is not work.lent:
             self._present.split(work, arrays)
+        if (cost := work.cost) is not None:  # that of presenting it, too
+            for one in work.split:
+                one.costs = [cost / len(work.split)]
         return work.split
 
     def describe(self, run: Run) -> str:

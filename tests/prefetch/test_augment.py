@@ -14,6 +14,7 @@ from fastload.dataset import PackedDataset
 from fastload.errors import OptionError
 from fastload.format.ragged import Column
 from fastload.loader.loader import FastLoader
+from fastload.prefetch.stage import Where
 from fastload.read.rows import Rows
 from fastload.system.threads import SWITCH_INTERVAL_S
 from fastload.transforms import (
@@ -82,7 +83,7 @@ def by_hand(packed, transforms, batch, *, epoch=0, step=0, echo=0, names=("image
 def test_threads_augment_as_the_transforms_do(packed, name, read):
     transforms = PIPELINES[name]
     loader = FastLoader(PackedDataset(packed, read=read), 8, seed=3, transform=transforms)
-    assert loader._options.in_threads
+    assert not loader._recipe.at(Where.USE)
     for epoch in range(2):
         for step, batch in enumerate(loader):
             expected = by_hand(packed, transforms, batch, epoch=epoch, step=step)

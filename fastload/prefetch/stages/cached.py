@@ -14,7 +14,6 @@ import torch
 
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.device import Backend
-from fastload.format.header import PackedFile
 from fastload.prefetch.resolved import Location
 from fastload.prefetch.ring import INNER, SlotField
 from fastload.prefetch.row_cache import RowCache
@@ -139,8 +138,8 @@ class FillCache(Stage):
 
     where = Where.SIDE_STREAM
 
-    def __init__(self, cache: RowCache, file: PackedFile, backend: Backend, part_rows: int) -> None:
-        self._cache, self._file, self._backend, self._part_rows = cache, file, backend, part_rows
+    def __init__(self, dataset: PackedDataset, cache: RowCache, backend: Backend, part_rows: int) -> None:
+        self._file, self._cache, self._backend, self._part_rows = dataset.file, cache, backend, part_rows
         self.damaged = set[int]()  # rows that another one replaces
         self.why = "it is read once"
 

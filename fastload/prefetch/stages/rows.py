@@ -232,7 +232,6 @@ class Present(Stage):
             one = Work(work.slot, work.orders, work.epoch, planned, (planned,))
             one.fields, one.texts, one.extra = fields_on_cpu(part, work.orders.views), said, work.extra
             one.copied = [work.bytes_read * len(planned.rows) // len(work.rows)]
-            one.costs = [work.cost / len(parts)] if work.cost is not None else []
             work.split.append(one)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import simplejpeg
 import torch
+from alone import augmentation, opened, run_alone, untouched
 from PIL import Image
 from small_loaders import loader_of
 
@@ -19,7 +19,12 @@ import fastload
 from fastload import FastLoader, FormatError, OptionError, PackedDataset
 from fastload.format.ragged import Column
 from fastload.images.decode_part import decode_row
-from fastload.prefetch import row_transformer
+from fastload.plan import PlannedBatch
+from fastload.prefetch.stages import cut
+from fastload.prefetch.stages.cut import SCRATCH_BYTES, CutRows, PlacedRows, runs
+from fastload.prefetch.stages.own_sizes import PIXELS
+from fastload.prefetch.stages.rows import GatherRows
+from fastload.prefetch.stages.transform import TransformInThread
 from fastload.transforms import (
     CenterCrop,
     ColorJitter,
@@ -31,6 +36,7 @@ from fastload.transforms import (
     Resize,
     apply_transforms,
 )
+from fastload.transforms.engine.size_head import find_size_head
 from sample_files import write_ragged
 
 TRAINING = [RandomResizedCrop(24), RandomHorizontalFlip()]
@@ -262,7 +268,7 @@ def test_a_jpeg_that_only_pillow_decodes_is_taken_at_full_size(photos, tmp_path,
         break
     expected = np.asarray(Image.open(io.BytesIO(bytes(odd))).convert("RGB"))
     path = write_ragged(tmp_path / "odd.h5", [(one, image.shape, 1) for one in (jpeg(image), bytes(odd), jpeg(image))])
-    monkeypatch.setattr(row_transformer, "SCRATCH_BYTES", 3 * 25 * 20 * 3)  # no room for it beside the others
+    monkeypatch.setattr(cut, "SCRATCH_BYTES", 3 * 25 * 20 * 3)  # no room for it beside the others
     (images,) = batches(path, [Resize((25, 20))], ("images",), shuffle=False)
     assert (images[1:2].int() - one_by_one([expected], [Resize((25, 20))]).int()).abs().max() <= 1
     assert torch.equal(images[0], images[2]) and not torch.equal(images[0], images[1])
@@ -307,20 +313,90 @@ def test_a_jpeg_that_still_opens_but_changed_after_packing_is_an_error(photos, t
         PackedDataset(path)[4]
 
 
-def test_a_thread_computes_alone_and_all_others_keep_their_number():
-    found, before = [], torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        for alone in (True, False):
+# The stage alone
 
-            def note(alone=alone):
-                for _ in range(2 * alone):
-                    row_transformer.use_one_torch_thread()
-                found.append(torch.get_num_threads())
 
-            thread = threading.Thread(target=note)
-            thread.start()
-            thread.join()
-        assert found == [1, 3] and torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
+def plan_of(rows):
+    return PlannedBatch(rows, np.ones(len(rows), np.bool_), len(rows), 0)
+
+
+def cut_alone(path, transforms, rows, *, behind=(), fields=("images", "labels"), epoch=0):
+    """A batch of rows, decoded and cut by the first transforms; others are to run behind it."""
+    everything = [*transforms, *behind]
+    with opened(PackedDataset(path, fields=fields), transform=everything) as shared:
+        dataset = shared.options.packed.dataset
+        head = find_size_head(tuple(everything), 3, torch.uint8, name="it")
+        assert head.count == len(transforms)
+        gather = GatherRows(dataset, [name for name in fields if name not in PIXELS], into_slot=False)
+        stage = CutRows(dataset, augmentation(shared, everything, head.count), head, tuple(behind))
+        return stage, run_alone(shared, [gather, stage], rows, epoch=epoch)
+
+
+def test_alone_it_decodes_into_the_slot_and_moves_masks_and_boxes_with_their_images(raw, photos):
+    fields, rows = ("images", "masks", "labels", "bbox"), [5, 21, 0, 5, 13]
+    evaluation = [Resize(32), CenterCrop(28)]
+    stage, work = cut_alone(raw, evaluation, rows, fields=fields)
+    expected = one_by_one(photos, evaluation)[rows]
+    found = work.fields["images"]
+    assert found.data_ptr() == work.targets["images"].data_ptr() and work.arrays["images"].shape == (5, 28, 28, 3)
+    assert (found.int() - expected.int()).abs().max() <= 1
+    assert work.fields["masks"].shape == (5, 28, 28) and work.arrays["masks"].dtype == np.uint8
+    assert work.fields["bbox"].dtype == torch.float32 and work.arrays["bbox"].dtype == np.float32
+    fields_of = batches(raw, evaluation, fields, shuffle=False)
+    for name, whole in zip(fields[1:], fields_of[1:], strict=True):
+        assert torch.equal(work.fields[name], whole[rows]), name
+    assert work.bytes_read == sum(photos[row].nbytes for row in rows) + sum(4 * 4 + 8 for _ in rows)
+    assert stage.divisible and stage.why.startswith("Resize, CenterCrop")
+
+
+def test_alone_a_row_is_cut_anew_in_each_epoch(raw, photos):
+    crop = TRAINING[:1]
+    first, again, later = (cut_alone(raw, crop, [4, 9], epoch=epoch)[1].fields["images"] for epoch in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, later)
+    assert (first.int() - one_by_one(photos, crop)[[4, 9]].int()).abs().max() <= 1
+
+
+def test_alone_a_normalize_that_follows_is_done_with_it_and_other_transforms_get_images_beside_the_slot(raw, photos):
+    evaluation, normalize = [Resize(32), CenterCrop(28)], Normalize((0.5,) * 3, (0.25,) * 3)
+    with opened(PackedDataset(raw), transform=[*evaluation, normalize]) as shared:
+        dataset = shared.options.packed.dataset
+        head = find_size_head((*evaluation, normalize), 3, torch.uint8, name="it")
+        every = augmentation(shared, [*evaluation, normalize], head.count)
+        made = [
+            GatherRows(dataset, ["labels"], into_slot=False),
+            CutRows(dataset, every, head, (normalize,)),
+            TransformInThread(every, None),
+        ]
+        work = run_alone(shared, made, [3, 8])
+    assert work.fields["images"].data_ptr() == work.targets["images"].data_ptr()
+    assert work.arrays["images"].dtype == np.float32
+    expected = one_by_one(photos, [*evaluation, normalize])[[3, 8]]
+    assert (work.fields["images"] - expected).abs().max() < 0.02  # a level is 0.016
+    _, work = cut_alone(raw, evaluation, [3, 8], behind=[ColorJitter(0.2)])
+    assert work.fields["images"].data_ptr() != work.targets["images"].data_ptr() and untouched(work.arrays["images"])
+
+
+def test_alone_of_a_jpeg_no_more_is_decoded_than_suffices(stored):
+    path, pixels = stored
+    with opened(PackedDataset(path), transform=[Resize((8, 8))]) as shared:
+        rows = np.arange(len(pixels))
+        head = find_size_head((Resize((8, 8)),), 3, torch.uint8, name="it")
+        index = shared.reader.within(rows, lambda: shared.reader.encoded("images").index(rows))
+        placement = head.placement(index.shape[:, :2], augmentation(shared, [Resize((8, 8))]).draws(0, plan_of(rows)))
+        factors = PlacedRows.factors(placement, index)
+    sizes = np.array([one.shape[:2] for one in pixels]).min(axis=1)
+    expected = [1 if at % 4 == 1 else max(n for n in (1, 2, 4, 8) if size >= 8 * n) for at, size in enumerate(sizes)]
+    assert factors.tolist() == expected and {1, 4, 8} <= set(expected)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], []),
+        ([row_bytes := SCRATCH_BYTES // 2, row_bytes, 1], [(0, 2), (2, 3)]),
+        ([9 * row_bytes, 1, 1], [(0, 1), (1, 3)]),
+        ([1, 9 * row_bytes, 1], [(0, 1), (1, 2), (2, 3)]),
+    ],
+)
+def test_images_are_decoded_a_few_at_a_time(sizes, expected):
+    assert [(some.start, some.stop) for some in runs(np.array(sizes, np.int64))] == expected
