@@ -284,7 +284,7 @@ def test_the_device_store_goes_with_close_though_the_iteration_is_kept(packed):
     held = [weakref.ref(tensor) for tensor in loader._producer.pool._opened.cache.tensors.values()]
     loader.close()
     gc.collect()
-    assert len(made) == 2 and all(tensor() is None for tensor in held)
+    assert len(made) >= 2 and all(tensor() is None for tensor in made + held)
     with pytest.raises(OptionError, match="ended by a newer iter"):
         next(batches)
 
