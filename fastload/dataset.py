@@ -639,7 +639,7 @@ _FIXED_IN_LOADERS = frozenset(("transform", "decode"))
 def _is_one_number(file: PackedFile, name: str) -> bool:
     """Whether a field is one whole number a row, which may mean a class."""
     field = file.fields[name]
-    return field.dtype.kind in "iu" and not field.shape and field.ragged is None and name not in _BOOKKEEPING
+    return field.dtype.kind in "iu" and not field.shape and name not in _BOOKKEEPING
 
 
 def positions_of(where: str, rows: Any) -> NDArray[np.int64]:

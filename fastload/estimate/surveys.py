@@ -23,6 +23,7 @@ from fastload.pack.survey import Survey
 from fastload.read.checked import close_readers
 from fastload.read.columns import open_columns
 from fastload.read.rows import open_rows
+from fastload.read.table import index_part
 from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Arrays, Masks
 from fastload.system.machine import available_cpus
@@ -141,13 +142,10 @@ def _known_sizes(file: PackedFile, threads: int) -> tuple[KnownSizes, bool]:
     num_bytes, small = dict.fromkeys(PIXEL_FIELDS, 0), False
     with open_columns(file) as hdf5:
         for name in file.fields.keys() & num_bytes:
-            field = file.fields[name]
-            if field.ragged is not None:
-                num_bytes[name] = int(hdf5[f"{name}_bytes"][()].sum())
-                compressed = bool((hdf5[f"{name}_encoding"][()] != RAW).any())
-            else:
-                compressed = bool(field.filters)
-                num_bytes[name] = hdf5[name].id.get_storage_size() if compressed else file.num_rows * field.row_bytes
+            filtered = bool(file.fields[name].filters)
+            stored = index_part(hdf5, file, name, "bytes").sum()
+            num_bytes[name] = hdf5[name].id.get_storage_size() if filtered else int(stored)
+            compressed = filtered or bool((index_part(hdf5, file, name, "encoding") != RAW).any())
             small |= name == "masks" and compressed
     filters = ", ".join(file.fields["images"].filters)
     chunked = (filters, lambda samples: _chunks_per_s(file, samples, threads)) if filters else None

@@ -58,14 +58,11 @@ class Field:
     filters: tuple[str, ...] = ()  # names of its HDF5 filters, in order
     names: tuple[str, ...] = ()  # class, attribute or split names; empty when the dataset has none
     attrs: dict[str, Any] = field(default_factory=dict)  # its other attributes as plain Python values
-    # Extent of its encoded rows if they vary in length; dtype and shape then describe a decoded row, with 0 where rows
-    # differ, and offset is None
-    ragged: RaggedExtent | None = None
     # Of an index: whether `offset` is None only because the rows lie in several shards, back to back in each
     in_shards: bool = False
-    shard_bytes: tuple[int, ...] = ()  # of a ragged field: the bytes of its rows in each shard
     # Of labels that `PackedDataset.only` counts anew: number in the file -> number handed over, ascending; () as stored
     renumbered: tuple[tuple[int, int], ...] = ()
+    ragged: RaggedExtent | None = field(default=None, init=False)  # of a `RaggedField`
 
     @property
     def linear(self) -> bool:
@@ -73,22 +70,90 @@ class Field:
         return self.offset is not None or self.in_shards
 
     @property
+    def chunked(self) -> bool:
+        """Whether its rows are read through HDF5, chunk by chunk; else they are bytes at known places of the file."""
+        return not self.linear
+
+    @property
+    def base(self) -> int:
+        """The byte of the file at which its rows begin, unless they are chunked or the file is an index."""
+        return self.offset or 0
+
+    @property
     def varied(self) -> bool:
-        return self.ragged is not None and 0 in self.shape
+        """Whether its rows differ in shape."""
+        return False
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row in the file; their mean if it is ragged."""
-        if self.ragged is not None:
-            return max(1, self.ragged.num_bytes // self.ragged.num_rows)
         return math.prod(self.shape) * self.dtype.itemsize  # Python's integers do not wrap
 
     @property
     def chunk_rows(self) -> int:
         """Rows in a chunk, their mean if it is ragged; 0 for contiguous storage."""
-        if self.ragged is not None:
-            return self.ragged.chunk_rows
         return self.chunks[0] if self.chunks else 0
+
+    @property
+    def form(self) -> str:
+        """How its rows are called in messages."""
+        return "rows"
+
+    def stored_shape(self, num_rows: int) -> tuple[int, ...]:
+        """Returns the shape of the array of its rows in the file: bytes (T,) where they vary in length."""
+        return (num_rows, *self.shape)
+
+    def bytes_in(self, shards: Shards) -> NDArray[np.int64]:
+        """Returns the bytes of its rows in each shard, int64 (S,), decoded if they are chunked."""
+        return shards.num_rows * self.row_bytes
+
+    def in_shard(self) -> Field:
+        """Returns a file's field as that of an index whose only shard the file is."""
+        return replace(self, offset=None, in_shards=self.offset is not None)
+
+
+@dataclass(frozen=True)
+class RaggedField(Field):
+    """Images or masks whose rows vary in length, encoded one by one; further datasets are their index.
+
+    Type and shape are of a decoded row, with 0 where rows differ, and `offset` is None.
+    """
+
+    ragged: RaggedExtent = field(kw_only=True)
+    shard_bytes: tuple[int, ...] = ()  # the bytes of its rows in each shard
+
+    @property
+    def chunked(self) -> bool:
+        return False
+
+    @property
+    def base(self) -> int:
+        return self.ragged.base
+
+    @property
+    def varied(self) -> bool:
+        return 0 in self.shape
+
+    @property
+    def row_bytes(self) -> int:
+        return max(1, self.ragged.num_bytes // self.ragged.num_rows)
+
+    @property
+    def chunk_rows(self) -> int:
+        return self.ragged.chunk_rows
+
+    @property
+    def form(self) -> str:
+        return "rows of varying length"
+
+    def stored_shape(self, num_rows: int) -> tuple[int, ...]:
+        return (self.ragged.num_bytes,)
+
+    def bytes_in(self, shards: Shards) -> NDArray[np.int64]:
+        return np.array(self.shard_bytes, np.int64)
+
+    def in_shard(self) -> Field:
+        return replace(self, ragged=self.ragged._replace(base=0))
 
 
 class FileIdentity(NamedTuple):
@@ -202,6 +267,11 @@ class PackedFile:
         return self.path.name not in self.shards.names
 
     @property
+    def ragged(self) -> dict[str, RaggedField]:
+        """The fields whose rows vary in length, by name."""
+        return {name: field for name, field in self.fields.items() if isinstance(field, RaggedField)}
+
+    @property
     def holds_rows(self) -> bool:
         """Whether the file itself holds its rows, and all of them are there: it is no index and not remote."""
         return self.remote is None and not self.is_index
@@ -296,21 +366,19 @@ def _index_header(path: Path, file: h5py.File, identity: FileIdentity) -> Packed
 def field_of_index(name: str, said: dict[str, Any], num_rows: int) -> Field:
     """Returns a field of an index of so many rows, from its description in `shards/fields`."""
     shape, chunk_rows, ragged = tuple(map(int, said["shape"])), int(said["chunk_rows"]), said["ragged"]
-    extent = None
-    if ragged:
-        extent = RaggedExtent(0, sum(ragged["shard_bytes"]), int(ragged["chunk_bytes"]), num_rows, chunk_rows)
-    return Field(
-        name=name,
-        dtype=np.dtype(said["dtype"]),
-        shape=shape,
-        chunks=(chunk_rows, *shape) if chunk_rows and not ragged else None,
-        filters=tuple(map(str, said["filters"])),
-        names=tuple(map(str, said["names"])),
-        attrs={key: tuple(value) if isinstance(value, list) else value for key, value in said["attrs"].items()},
-        ragged=extent,
-        in_shards=bool(said["linear"]),
-        shard_bytes=tuple(map(int, ragged["shard_bytes"])) if ragged else (),
-    )
+    same: dict[str, Any] = {
+        "name": name,
+        "dtype": np.dtype(said["dtype"]),
+        "shape": shape,
+        "filters": tuple(map(str, said["filters"])),
+        "names": tuple(map(str, said["names"])),
+        "attrs": {key: tuple(value) if isinstance(value, list) else value for key, value in said["attrs"].items()},
+    }
+    if not ragged:
+        return Field(**same, chunks=(chunk_rows, *shape) if chunk_rows else None, in_shards=bool(said["linear"]))
+    of_shards = tuple(map(int, ragged["shard_bytes"]))
+    extent = RaggedExtent(0, sum(of_shards), int(ragged["chunk_bytes"]), num_rows, chunk_rows)
+    return RaggedField(**same, ragged=extent, shard_bytes=of_shards)
 
 
 def read_shard(index: PackedFile, number: int) -> PackedFile:
@@ -498,16 +566,15 @@ def _dataset(path: Path, file: h5py.File, name: str | bytes, *, packed: bool) ->
 def _field(path: Path, name: str, item: h5py.Dataset, packed: bool, file_bytes: int, ragged_rows: int | None) -> Field:
     """Returns the description of a dataset; `ragged_rows` is N if it is ragged."""
     names, attrs = valid.field_attributes(path, item, name, packed=packed)
-    result = Field(
-        name=name,
-        dtype=item.dtype,
-        shape=tuple(int(n) for n in item.shape[1:]),
-        offset=linear_offset(item),
-        chunks=tuple(int(n) for n in item.chunks) if item.chunks else None,
-        filters=tuple(one.name for one in pipeline(item)),
-        names=names,
-        attrs=attrs,
-    )
+    same: dict[str, Any] = {
+        "name": name,
+        "chunks": tuple(int(n) for n in item.chunks) if item.chunks else None,
+        "filters": tuple(one.name for one in pipeline(item)),
+        "names": names,
+        "attrs": attrs,
+    }
+    shape = tuple(int(n) for n in item.shape[1:])
+    result = Field(dtype=item.dtype, shape=shape, offset=linear_offset(item), **same)
     if result.offset is not None:
         rows = result.chunk_rows or 1  # chunks are allocated whole
         end = result.offset + -(-int(item.shape[0]) // rows) * rows * result.row_bytes
@@ -519,4 +586,4 @@ def _field(path: Path, name: str, item: h5py.Dataset, packed: bool, file_bytes: 
         raise bad(path, name, f"does not lie in one piece. {CHANGED}")
     extent = RaggedExtent(result.offset, int(item.shape[0]), result.chunks[0], ragged_rows)
     shape, dtype = tuple(attrs.pop("row_shape")), np.dtype(attrs.pop("row_dtype")).newbyteorder("<")
-    return replace(result, dtype=dtype, shape=shape, offset=None, ragged=extent, shard_bytes=(extent.num_bytes,))
+    return RaggedField(dtype=dtype, shape=shape, ragged=extent, shard_bytes=(extent.num_bytes,), **same)

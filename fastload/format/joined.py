@@ -26,6 +26,7 @@ from fastload.format.header import (
     Field,
     FileIdentity,
     PackedFile,
+    RaggedField,
     check_header,
     field_of_index,
     join_split_names,
@@ -79,10 +80,9 @@ class AlikeFiles:
     def index(self) -> bytes:
         """Returns the file that is the index of them."""
         fields = self.fields()
-        ragged = [name for name, field in self.headers[0].fields.items() if field.ragged is not None]
         # With indexes among them it is not for other programs, and has offsets as each shard has them.
         for_others = len(self.headers) == len(self.shards.names)
-        own = {f"{name}_offset": self._offsets(name) for name in ragged if for_others}
+        own = {f"{name}_offset": self._offsets(name) for name in self.headers[0].ragged if for_others}
         if any(header.fields["split"].names != tuple(self.splits) for header in self.headers):  # other numbers
             own["split"] = np.repeat(np.arange(len(self.splits), dtype=np.uint8), list(self.splits.values()))
         with scratch_file() as (fd, path):
@@ -130,12 +130,11 @@ class AlikeFiles:
         if dtype.kind == "S":
             dtype = max((field.dtype for field in fields), key=lambda one: one.itemsize)
         ragged, chunk_rows = None, 0
-        if first.ragged is not None:
+        if name in self.headers[0].ragged:
             shape = [n if all(field.shape[axis] == n for field in fields) else 0 for axis, n in enumerate(shape)]
             extent = self._extent_of_one(name)
             chunk_rows = extent.chunk_rows
-            sizes = [size for field in fields for size in field.shard_bytes]
-            ragged = {"shard_bytes": sizes, "chunk_bytes": extent.chunk_bytes}
+            ragged = {"shard_bytes": self._shard_bytes(name), "chunk_bytes": extent.chunk_bytes}
         elif name in PIXEL_FIELDS:
             chunk_rows = self._chunk_rows(first) if name == "images" else max(field.chunk_rows for field in fields)
         names = first.names
@@ -177,7 +176,7 @@ class AlikeFiles:
 
     def _extent_of_one(self, name: str) -> RaggedExtent:
         """Returns the extent that a ragged field would have in one file of all rows; of indexes, the mean of theirs."""
-        extents = [field.ragged for header in self.headers if (field := header.fields[name]).ragged is not None]
+        extents = [header.ragged[name].ragged for header in self.headers]
         aim = self._aimed_at()
         if any(one.chunk_bytes != min(aim, one.num_bytes) for one in extents):
             aim = max(one.chunk_bytes for one in extents)
@@ -186,9 +185,12 @@ class AlikeFiles:
             num_bytes = ragged_offsets(self._in_order(f"{name}_bytes"), aim)[1]
         return RaggedExtent(0, num_bytes, min(aim, num_bytes), sum(self.splits.values()))
 
+    def _shard_bytes(self, name: str) -> list[int]:
+        return [size for header in self.headers for size in header.ragged[name].shard_bytes]
+
     def _offsets(self, name: str) -> NDArray[np.int64]:
         """Returns the offsets of all rows of a ragged field in all files' bytes, one file after another, int64 (N,)."""
-        sizes = np.array([size for header in self.headers for size in header.fields[name].shard_bytes])
+        sizes = np.array(self._shard_bytes(name))
         bases: NDArray[np.int64] = np.cumsum(sizes) - sizes  # of the shards
         found: NDArray[np.int64] = self._in_order(f"{name}_offset")
         return found + bases[np.repeat(self.shards.shard, self.shards.rows)]
@@ -333,13 +335,12 @@ def _check_alike(headers: Sequence[PackedFile]) -> None:
 
 def _kind(field: Field) -> tuple[Any, ...]:
     """Returns what must be the same of a field in all shards."""
-    shape: tuple[Any, ...] = ("H", "W", *field.shape[2:]) if field.ragged is not None else field.shape
-    form = "rows of varying length" if field.ragged is not None else "rows"
     if is_text(field.dtype, field.shape):  # of any length
-        return "texts", shape, "rows", (), field.attrs
+        return "texts", field.shape, field.form, (), field.attrs
     if field.name == "split":  # joined by name
-        return field.dtype.name, shape, form, (), {}
-    return field.dtype.name, shape, form, field.names, field.attrs
+        return field.dtype.name, field.shape, field.form, (), {}
+    shape = ("H", "W", *field.shape[2:]) if isinstance(field, RaggedField) else field.shape
+    return field.dtype.name, shape, field.form, field.names, field.attrs
 
 
 def _in_words(kind: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> str:
@@ -356,11 +357,4 @@ def _in_words(kind: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> st
 
 def as_index(file: PackedFile) -> PackedFile:
     """Returns a packed file's header as an index's, whose only shard is the file itself."""
-    return replace(file, fields={name: _in_shard(one) for name, one in file.fields.items()})
-
-
-def _in_shard(field: Field) -> Field:
-    """Returns a file's field as an index's."""
-    if field.ragged is not None:
-        return replace(field, ragged=RaggedExtent(0, *field.ragged[1:]))
-    return replace(field, offset=None, in_shards=field.offset is not None)
+    return replace(file, fields={name: field.in_shard() for name, field in file.fields.items()})

@@ -23,6 +23,7 @@ from fastload.format.shards import check_mappings
 from fastload.read.checked import CHANGED, CheckedSamples
 from fastload.read.columns import open_columns
 from fastload.read.identity import check_path
+from fastload.read.table import index_part
 from fastload.remote.opening import FileName, as_given, local_path, open_packed, short_name
 from fastload.system.machine import worker_count
 from fastload.system.text import text_of
@@ -182,9 +183,7 @@ def _verify_one(
         damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(file, workers, advance, held)]
         pixel_bytes = 0
         for name in file.fields.keys() & PIXEL_FIELDS:
-            field = file.fields[name]
-            lengths = hdf5[f"{name}_bytes"][()] if field.ragged else [field.row_bytes * file.num_rows]
-            pixel_bytes += int(np.sum(lengths))
+            pixel_bytes += int(index_part(hdf5, file, name, "bytes").sum())
     compared: SourceReport | None = None
     if source is not None:
         # Imported here, because it imports the decoders of sources, which hashing does not need.
@@ -219,7 +218,9 @@ def _verify_index(
         raise OptionError("one shard cannot be compared with the whole source: leave out `--shard` or `--source`.")
     with open_hdf5(index.path) as hdf5:
         if "fastload_index" in hdf5.attrs:  # else the one file behind a URL
-            check_mappings(index.path, hdf5, shards, {name: field.shard_bytes for name, field in index.fields.items()})
+            check_mappings(
+                index.path, hdf5, shards, index.fields, {name: one.shard_bytes for name, one in index.ragged.items()}
+            )
     if index.remote is not None:
         from fastload.read.held_rows import HeldRows  # imports what files of this machine do not need
 

@@ -23,13 +23,13 @@ from fastload.format.ragged import JPEG, RAW, EncodedRow
 from fastload.images.decode_part import decode_row
 from fastload.read.row_errors import cannot_be_decoded, unreadable
 from fastload.read.rows import open_rows
+from fastload.read.table import index_value
 from fastload.system.files import read_bytes
 
 CHANGED = "its pixels changed since packing (their digest differs)"
 
 _CACHE_CHUNKS = 32
 _CHECKED_ROWS = 1 << 16
-_DEFAULTS = {"encoding": RAW, "orientation": 1}  # of rows that are not ragged
 
 
 class DamagedBefore(ImageError):
@@ -55,11 +55,6 @@ class CheckedSample(NamedTuple):
     pixels: dict[str, NDArray[Any]]
 
 
-def has_ragged(file: PackedFile) -> bool:
-    """Whether images or masks are ragged: rows of varying length."""
-    return any(file.fields[name].ragged is not None for name in PIXEL_FIELDS if name in file.fields)
-
-
 class CheckedSamples:
     """Reads images and masks of any dataset, without a mapping; must not cross a fork.
 
@@ -73,7 +68,7 @@ class CheckedSamples:
         self._has_digests = file.version is not None and digests is not None and digests.dtype == np.uint64
         fields = [*self.names, *["digest"] * self._has_digests]
         self._rows = open_rows(file, fields, "pread", cache_chunks=_CACHE_CHUNKS)
-        self._encoded = {name: self._rows.encoded(name) for name in self.names if file.fields[name].ragged}
+        self._encoded = {name: self._rows.encoded(name) for name in file.ragged}
         self._local, self._lock = threading.local(), threading.Lock()
         self._shards: dict[int, _ShardFacts] = {}
         if file.holds_rows:
@@ -83,7 +78,7 @@ class CheckedSamples:
         """Returns what the index says of each row of a field, (N,): its "bytes", "encoding" or "orientation"."""
         if name in self._encoded:
             return self._encoded[name].part(part, np.arange(self.file.num_rows))
-        return np.full(self.file.num_rows, _DEFAULTS.get(part, self.file.fields[name].row_bytes))
+        return np.broadcast_to(index_value(self.file.fields[name], part), self.file.num_rows)
 
     def shape(self, row: int) -> tuple[int, int, int]:
         """Returns (H, W, C) of the decoded image of a row of a packed file."""
@@ -104,8 +99,7 @@ class CheckedSamples:
 
         ImageError, the reason only: its index entry is impossible, or it cannot be read.
         """
-        field = self.file.fields[name]
-        if field.ragged is None:
+        if (field := self.file.ragged.get(name)) is None:
             pixels = self.pixels(name, row)
             return EncodedBytes(_little_endian(pixels).tobytes(), RAW, pixels.shape, 1)
         where = np.array([row])
@@ -117,9 +111,7 @@ class CheckedSamples:
                 if row in self._shard(number).impossible[name] or not 0 <= length <= field.shard_bytes[number]:
                     raise ImageError(self._encoded[name].impossible(index).get(0, "its index entry was impossible"))
                 one = self._rows.store.files.opened[number]
-                extent = one.header.fields[name].ragged
-                assert extent is not None, "ragged in each file"
-                data = read_bytes(one.fd, length, extent.base + offset)
+                data = read_bytes(one.fd, length, one.header.fields[name].base + offset)
             except OSError as exc:
                 raise ImageError(f"cannot be read: {exc.strerror or exc}") from exc
             if len(data) < length:

@@ -20,7 +20,7 @@ from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, MAX_ROW_BYTES,
 from fastload.images.decode_part import DecodedPart, OnSuspect, decode_part, decode_row, offset_in
 from fastload.read.row_errors import cannot_be_decoded, read_error, sample_name
 from fastload.read.store import Store
-from fastload.read.table import LocatedIndex, index_columns
+from fastload.read.table import LocatedIndex, index_columns, index_value
 from fastload.system import native
 from fastload.timing.stopwatch import lap
 
@@ -39,7 +39,7 @@ class EncodedRows:
     """
 
     def __init__(self, store: Store, name: str, verify: Callable[[PackedFile, int], None] | None = None) -> None:
-        self._store, self._file, self._field = store, store.file, store.file.fields[name]
+        self._store, self._file, self._field = store, store.file, store.file.ragged[name]
         self._columns = index_columns(self._file, name)
         self._shard_bytes = np.array(self._field.shard_bytes, np.int64)
         self._verify = verify
@@ -80,8 +80,7 @@ class EncodedRows:
         for part in parts:
             dtype, shape = INDEX_DTYPES[part]
             if (dataset := self._columns.get(part)) is None:
-                value = np.array([*self._field.shape[:2], 1] if part == "shape" else 1, dtype)
-                found[part] = np.broadcast_to(value, (count, *shape))
+                found[part] = np.broadcast_to(index_value(self._field, part), (count, *shape))
             else:
                 found[part] = read[dataset] = np.empty((count, *shape), dtype)
         return found, read

@@ -40,7 +40,7 @@ class FetchAhead:
         self._store, self._plan, self._local_ranks, self._kept = store, plan, local_ranks, kept
         self._remote, self._shards = store.remote, store.file.shards
         # Only the headers of the shards say in which chunks rows of varying length lie.
-        self._ragged = any(field.ragged is not None for field in store.file.fields.values())
+        self._ragged = bool(store.file.ragged)
         self._now = (plan.epoch, 0)
         self._plans: dict[int, EpochPlan] = {}
         # Of the batches announced last, who holds which chunks, epoch and step: the first one may still be read.
@@ -182,8 +182,7 @@ class FetchAhead:
         there = np.zeros((2, len(chunks)), np.int64)
         for at, name in enumerate(table.fields):
             mine = np.flatnonzero(column == 1 + at)
-            ragged = self._store.file.fields[name].ragged
-            size = table.rows[name][shard[mine]] if ragged is None else ragged.chunk_rows
+            size = table.rows_near[name][shard[mine]]
             firsts = number[mine] * size
             there[:, mine] = np.minimum([firsts, firsts + size - 1], shards.num_rows[shard[mine]] - 1)
         order = self._pieces

@@ -117,7 +117,7 @@ class RowCheck:
         own = (*PIXEL_FIELDS, *DIGEST_FIELDS)
         asked = [name for name in fields if name not in own]
         others = [name for name in file.fields if name not in (*own, *asked)]
-        self._has_ragged = any(file.fields[name].ragged is not None for name in self._pixels)
+        self._has_ragged = bool(self._pixels and file.ragged)
         self._columns = [*asked, *others] if asked or self._has_ragged else []
         digests = ["digest"] * bool(self._pixels) + ["digest_fields"] * bool(self._columns)
         self.needed = [*self._pixels, *self._columns, *digests]

@@ -44,9 +44,10 @@ class Rows:
         self.file, self.store, self._check = store.file, store, check
         kinds = {name: self.file.fields[name] for name in [*fields, *(check.needed if check else ())]}
         # Small fields first: the pixels push everything else out of the CPU's cache.
-        plain = sorted((not field.linear, field.row_bytes, name) for name, field in kinds.items() if not field.ragged)
+        ragged = self.file.ragged
+        plain = sorted((field.chunked, field.row_bytes, name) for name, field in kinds.items() if name not in ragged)
         self._plain = [name for _, _, name in plain]
-        self._encoded = {name: EncodedRows(store, name, verify) for name, field in kinds.items() if field.ragged}
+        self._encoded = {name: EncodedRows(store, name, verify) for name in kinds if name in ragged}
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies rows of the dataset into the arrays given, and returns the number of bytes copied.
@@ -176,7 +177,7 @@ def open_rows(
             raise OptionError(f"{file.name}: no field {name!r}; it has {', '.join(file.fields)}")
     row_check = None if check is None else RowCheck(file, fields, check)
     opened = [*fields, *(row_check.needed if row_check else ())]
-    for name in [name for name in opened if file.fields[name].ragged is not None]:
+    for name in opened.copy():
         columns = index_columns(file, name).values()
         if not all(file.fields[column].linear for column in columns):
             raise FormatError(f"{file.path}: the index of {name!r} does not lie in one piece. Pack it again.")

@@ -80,9 +80,8 @@ class Store:
     def _is_mapped(self, name: str) -> bool:
         """Whether the rows of a field are mapped in each file, and mean the same in all."""
         field = self.file.fields[name]
-        is_plain = field.linear and field.row_bytes > 0
-        is_plain = is_plain and (self.file.holds_rows or (field.dtype.kind != "S" and name != "split"))
-        return self.read == "map" and (is_plain or field.ragged is not None)
+        means_same = self.file.holds_rows or (field.dtype.kind != "S" and name != "split")
+        return self.read == "map" and means_same and not field.chunked and field.row_bytes > 0
 
     def holding(self, located: Located, fields: Collection[str] | None = None) -> AbstractContextManager[None]:
         """Returns a context within which rows can be copied; may be nested.
@@ -136,7 +135,7 @@ class Store:
                         if not is_one:
                             out[at] = values
 
-            until_untouched(copied)
+            self.again(located, copied)
 
     def maps(self, name: str) -> bool:
         """Whether `addresses` knows where the rows of a field lie, or the bytes of a ragged one."""

@@ -76,8 +76,8 @@ def list_packed(path: str | Path | PackedFile, damaged: list[int] | None = None)
     own, sizes = {*_OWN}, np.zeros(file.num_rows, np.int64)
     for name in (name for name in PIXEL_FIELDS if name in file.fields):
         field = file.fields[name]
-        own.update(index_names(name) if field.ragged else ())
-        sizes += values[f"{name}_bytes"] if field.ragged else field.row_bytes
+        own.update(index_names(name) if name in file.ragged else ())
+        sizes += values[f"{name}_bytes"] if name in file.ragged else file.fields[name].row_bytes
     columns = {name: _column(file, name, values[name]) for name in file.fields if name not in own and values[name].size}
     masks = None
     if "masks" in file.fields:

@@ -19,7 +19,7 @@ from fastload.format.ragged import JPEG, RAW, ZSTD, EncodedRow
 from fastload.images.image_header import ImageHeader, header_of_pixels
 from fastload.pack.encode import bytes_of
 from fastload.pack.pack_options import Progress
-from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, has_ragged, open_samples
+from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, open_samples
 from fastload.read.fields import image_axes
 from fastload.sources.listing import Arrays, Files, Pictures, first_few
 from fastload.sources.raw_rows import JoinedRows, RawRows, StoredRows
@@ -40,7 +40,7 @@ def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | Ragg
             f"{file.path}: `masks` is {field.dtype} {(file.num_rows, *field.shape)}; expected one class number a "
             f"pixel, uint8 or uint16 (N, H, W). Convert them."
         )
-    if has_ragged(file):
+    if file.ragged:
         return RaggedRows((file,), name, np.zeros(file.num_rows, np.int32), np.arange(file.num_rows))
     shape, dtype = (*field.shape, 1) if axes == "HW" else field.shape, field.dtype
     if name == "masks":

@@ -405,7 +405,7 @@ def _traits_of(data: PackedInput | OtherInput, *, cold: bool) -> DataTraits:
     if isinstance(data, PackedInput):
         fields = data.dataset.file.fields
         layout = [fields[name] for name, _, _ in data.dataset.layout()]
-        linear = all(field.linear or field.ragged is not None for field in layout)
+        linear = not any(field.chunked for field in layout)
         if data.chunk_rows and not linear:
             field = fields["images" if "images" in fields else data.dataset.fields[0]]
             kept = CACHE_BYTES // (field.row_bytes * data.chunk_rows)
