@@ -35,6 +35,7 @@ from fastload.format.ragged import RaggedExtent
 from fastload.format.shards import INDEX_AGAIN, Shards, read_shards
 from fastload.format.valid import CHANGED, FORMAT_VERSION, bad, open_hdf5
 from fastload.system.files import is_below
+from fastload.timing.network import NetworkUse
 
 __all__ = ["FORMAT_VERSION", "Field", "FileIdentity", "PackedFile", "open_hdf5", "read_header"]
 
@@ -197,11 +198,17 @@ class ShardFiles(Protocol):
         """Returns the URL of a shard, without secrets; "" for a file of this machine."""
         ...
 
+    def network_use(self) -> NetworkUse | None:
+        """Returns what this process fetched of them so far; None for files of this machine."""
+        ...
 
-class RemoteFile(ShardFiles, Protocol):
-    """The source of shards that are sparse files in a cache of this machine."""
+    def read_anew(self, num_bytes: int) -> None:
+        """Has them read as they are at their source, not from a cache, so many bytes at a time."""
+        ...
 
-    url: str
+    def close(self) -> None:
+        """Ends what fetches them; nothing that was fetched can be read afterwards."""
+        ...
 
 
 class LocalShards:
@@ -227,6 +234,15 @@ class LocalShards:
     def url_of(self, shard: int) -> str:
         return ""
 
+    def network_use(self) -> None:
+        return None
+
+    def read_anew(self, num_bytes: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
 
 @dataclass(frozen=True)
 class PackedFile:
@@ -246,8 +262,8 @@ class PackedFile:
     shards: Shards = field(compare=False, repr=False)
     # Names in a file of another program that are no field: groups, texts of any length, other numbers of rows
     left_out: tuple[str, ...] = ()
-    remote: RemoteFile | None = None  # where its rows are fetched from; None: they are in its files
-    url: str = ""  # of a shard that is fetched
+    remote: ShardFiles | None = None  # where its rows are fetched from; None: they are in its files
+    url: str = ""  # that it or its rows are fetched from, without secrets; "" for a file of this machine
     given: str = ""  # the path as the user wrote it; empty: `path`
     listed: tuple[str, ...] = ()  # of an index that was made when it was opened: its files or URLs, as they were given
     # Of each dataset of digests, what `block_digests` says of it, if they were compared with `header_digest`
@@ -256,7 +272,7 @@ class PackedFile:
     @property
     def name(self) -> str:
         """Its name in messages: its path as given, or the URL that it is read from."""
-        return self.remote.url if self.remote is not None else self.url or self.given or str(self.path)
+        return self.url or self.given or str(self.path)
 
     def __hash__(self) -> int:
         return hash((self.path, self.identity))

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch.utils.data import Dataset
 
@@ -34,7 +34,6 @@ from fastload.profiling.tune.trials import Runner
 from fastload.profiling.verdict.sentences import OTHERS_FEW
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.remote.opening import short_name
-from fastload.remote.shards import RemoteShards
 from fastload.system.advice import advice
 from fastload.system.files import drop
 from fastload.system.text import counted, format_bytes
@@ -261,13 +260,13 @@ class Search:
 
     def _came(self) -> str:
         """Returns the size of data fetched over the network, "" for none; ends the fetching of a given URL."""
-        if not isinstance(self._data, PackedInput) or self._data.dataset.file.remote is None:
+        if not isinstance(self._data, PackedInput):
             return ""
-        remote = cast(RemoteShards, self._data.dataset.file.remote)
-        use = remote.network_use()
+        files = self._data.dataset.file.shard_files
+        use = files.network_use()
         if self._owns:
-            remote.close()
-        return format_bytes(use.bytes) if use.bytes else ""
+            files.close()
+        return format_bytes(use.bytes) if use is not None and use.bytes else ""
 
     def call(self, candidate: Candidate) -> str:
         """Returns the Python expression for a loader with these arguments."""
@@ -397,7 +396,7 @@ class Search:
 
 
 def _name_of(file: PackedFile) -> Path | str:
-    return file.path if file.remote is None else file.remote.url
+    return file.url or file.path
 
 
 def _traits_of(data: PackedInput | OtherInput, *, cold: bool) -> DataTraits:
