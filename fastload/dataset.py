@@ -23,7 +23,7 @@ from torch.utils.data._utils.collate import collate
 from fastload.errors import FileChangedError, FormatError, OptionError, check_split, is_whole, typed
 from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import PIXEL_FIELDS, Field, FileIdentity, PackedFile, read_header, with_digests
-from fastload.format.joined import open_files
+from fastload.format.joined import check_list, open_files
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
 from fastload.read.fields import forms_of_samples, image_axes, text_fields, with_counts
@@ -658,6 +658,7 @@ def positions_of(where: str, rows: Any) -> NDArray[np.int64]:
 def _urls_of(path: Any) -> str | tuple[str, ...]:
     """Returns the URL, or the URLs of a list that has some; "" for files of this machine."""
     if isinstance(path, (list, tuple)):
+        check_list(path)
         return tuple(map(str, path)) if any(map(is_url, path)) else ""
     return str(path) if is_url(path) else ""
 

@@ -264,13 +264,27 @@ def open_files(files: Sequence[str | os.PathLike[str]]) -> PackedFile:
         SourceError: as `join_files`, or a file was not written by fastload.
         MissingFileError, FormatError: a file is missing, or cannot be read.
     """
-    if not files or not all(isinstance(file, (str, os.PathLike)) for file in files):
-        raise OptionError(f"{list(files)!r:.200}: give a list of packed files, by their paths or URLs, at least one.")
+    check_list(files)
     headers = [checked_file(Path(file)) for file in files]
     paths = [_shard_paths(header) for header in headers]
     folder = os.path.commonpath([os.path.dirname(path) for some in paths for path in some])
     names = [[os.path.relpath(path, folder) for path in some] for some in paths]
     return join_files(headers, names).header(Path(folder), [os.fspath(file) for file in files])
+
+
+def check_list(files: object) -> None:
+    """Raises OptionError unless it is a list of paths or URLs, one or more."""
+    hint = 'Give packed files by their paths or URLs, such as sorted(glob.glob("data/*.h5"))'
+    if not isinstance(files, (list, tuple)):
+        raise OptionError(f"{files!r:.200} ({type(files).__name__}) is neither a path nor a list of paths. {hint}.")
+    if not files:
+        raise OptionError(f"{files!r}: a list without a file has no rows. {hint}; a pattern may match nothing.")
+    for number, file in enumerate(files):
+        if not isinstance(file, (str, os.PathLike)):
+            raise OptionError(
+                f"{files!r:.200}: [{number}] of this list of files is {file!r:.100} ({type(file).__name__}), not a "
+                f"path. {hint}."
+            )
 
 
 def checked_file(path: Path) -> PackedFile:

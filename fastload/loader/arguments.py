@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import MissingFileError, OptionError, check_whole
+from fastload.format.joined import check_list
 from fastload.format.valid import folder_of_files
 from fastload.plan import ChunkWindow, Echo, EpochPlan, ResolvedShuffle, is_drawing
 from fastload.plan.order import likeness
@@ -110,6 +111,8 @@ def opened(source: Any, cache_dir: str | os.PathLike[str] | None) -> Any:
         raise MissingFileError(
             f"{path}: no such file or folder. Give a packed file, or a folder, .zip or .tar of images to be packed."
         )
+    if isinstance(source, (list, tuple)) and (not source or any(isinstance(one, (str, os.PathLike)) for one in source)):
+        check_list(source)  # else its elements are samples
     if cache_dir is not None:
         raise OptionError("cache_dir=: it is where a folder is packed, and source is none. Leave it out.")
     return source
