@@ -32,7 +32,7 @@ from fastload.read.linear import Read
 from fastload.read.readahead import ReadAhead
 from fastload.read.row_check import Check
 from fastload.read.row_errors import sample_name
-from fastload.read.rows import Rows, open_rows
+from fastload.read.rows import Rows, open_rows, texts_of
 from fastload.remote.open_url import open_remote
 from fastload.remote.options import Remote, is_url
 from fastload.system.text import counted, object_html, object_text
@@ -598,7 +598,7 @@ class PackedDataset(Dataset[Any]):
         if "key" not in self.file.fields:
             return tuple(map(str, rows.tolist()))
         with closing(open_rows(self.file, ["key"])) as reader:
-            return tuple(reader.texts("key", rows))
+            return tuple(texts_of(reader, "key", rows))
 
     def layout(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
         """Returns name, shape of a row and native dtype of each field that is read from the file, but for texts.
@@ -617,7 +617,7 @@ class PackedDataset(Dataset[Any]):
 
     def texts(self, reader: Rows, rows: NDArray[np.int64]) -> dict[str, list[Any]]:
         """Returns the texts of rows, by field; the reader has compared the rows, where they are to be."""
-        return {name: reader.texts(name, rows) for name in self.text_fields}
+        return {name: texts_of(reader, name, rows) for name in self.text_fields}
 
 
 def _class_number(file: PackedFile, names: Sequence[str], given: Any) -> int:

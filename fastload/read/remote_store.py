@@ -58,14 +58,14 @@ class RemoteStore(Store):
                 found |= dict.fromkeys(table.of_bytes(name, number, offset, length).tolist())
         return list(found)
 
-    def again(self, located: Located, work: Callable[[], ResultT]) -> ResultT:
-        """Returns what some work on these rows returns.
+    def within(self, located: Located, work: Callable[[], ResultT], fields: Collection[str] | None = None) -> ResultT:
+        """Returns what some work on these rows returns, done within `holding` them.
 
         It is done again where a file was touched, where copies were lost, and where what came had changed on its way.
         """
         for left in range(_MOST_AGAIN, -1, -1):
             try:
-                return super().again(located, work)
+                return super().within(located, work, fields)
             except (FastloadError, OSError) as exc:
                 if not left or not self._may_help(exc, located):
                     raise

@@ -66,17 +66,9 @@ class Rows:
             FormatError: a row cannot be decoded; names its sample.
             FileChangedError: a file was replaced, truncated or written to since its header was read.
         """
-        located = self.store.table.locate(rows)
-        if len(located.numbers) <= self.store.files.most:
-            return self._within(located, lambda: self._gathered(located, outs))
-        known = {name: out for name, out in outs.items() if name in self._plain or name in self._encoded}
-        copied = 0  # not so many files are open at a time
-        for at in located.groups(self.store.files.most):
-            some = {name: np.empty((len(at), *out.shape[1:]), out.dtype) for name, out in known.items()}
-            copied += self.gather(rows[at], some)
-            for name, values in some.items():
-                known[name][at] = values
-        return copied
+        known = {name: outs[name] for name in (*self._plain, *self._encoded) if name in outs}
+        self.store.fill(rows, known, self._fill)
+        return sum(out.nbytes for out in known.values())
 
     def within(self, rows: NDArray[np.int64], work: Callable[[], ResultT]) -> ResultT:
         """Returns what `work` does while the files of rows are held, so that what is mapped may be touched.
@@ -85,33 +77,21 @@ class Rows:
 
         Raises IndexError and FileChangedError as `gather` does.
         """
-        return self._within(self.store.table.locate(rows), work)
+        return self.store.within(self.store.table.locate(rows), work)
 
-    def _within(self, located: Located, work: Callable[[], ResultT]) -> ResultT:
-        def held() -> ResultT:
-            with self.store.holding(located):
-                return work()
-
-        return self.store.again(located, held)
-
-    def _gathered(self, located: Located, outs: Mapping[str, NDArray[Any]]) -> int:
-        plain = {name: outs[name] for name in self._plain if name in outs}
-        copied = 0
+    def _fill(self, located: Located, outs: Mapping[str, NDArray[Any]]) -> None:
+        plain = {name: out for name, out in outs.items() if name not in self._encoded}
         if self._check is not None and len(due := self._check.due(located.rows)):
             self._check.gather(located, due, plain, self.store, self._encoded)
         else:
             for name, out in plain.items():
                 self.store.copy(name, located, out)
-        for out in plain.values():
-            copied += out.nbytes
         if "split" in plain and self.file.is_index:  # its numbers mean other splits in each shard
             plain["split"][...] = split_of(self.file.splits, located.rows)
         for name, encoded in self._encoded.items():
             if name in outs:
                 assert not self.file.fields[name].varied, f"rows of {name} do not fit into one array"
                 encoded.decoded(located.rows, outs[name])
-                copied += outs[name].nbytes
-        return copied
 
     @property
     def compares(self) -> bool:
@@ -121,16 +101,6 @@ class Rows:
     def decoded(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Decodes rows of a ragged field, unchecked; returns an array for each: (H, W, C), masks (H, W)."""
         return self.within(rows, lambda: self._encoded[name].decoded(rows))
-
-    def texts(self, name: str, rows: NDArray[np.int64]) -> list[Any]:
-        """Returns the texts of rows, unchecked: a str each, or a list of them; `with_counts` says of which fields.
-
-        Raises IndexError and FileChangedError as `gather` does.
-        """
-        fields = {one: self.file.fields[one] for one in with_counts(self.file, [name])}
-        arrays = {one: np.empty((len(rows), *field.shape), field.dtype) for one, field in fields.items()}
-        self.store.columns(rows, arrays)
-        return text_lists(arrays.pop(name), *arrays.values())
 
     def encoded(self, name: str) -> EncodedRows:
         """Returns the reader of a ragged field's encoded bytes, to be used like `mapped`."""
@@ -149,6 +119,17 @@ class Rows:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("Rows hold open files and cannot be pickled; pickle a PackedDataset")
+
+
+def texts_of(reader: Rows, name: str, rows: NDArray[np.int64]) -> list[Any]:
+    """Returns the texts of rows, unchecked: a str each, or a list of them; `with_counts` says of which fields.
+
+    Raises IndexError and FileChangedError as `Rows.gather` does.
+    """
+    fields = {one: reader.file.fields[one] for one in with_counts(reader.file, [name])}
+    arrays = {one: np.empty((len(rows), *field.shape), field.dtype) for one, field in fields.items()}
+    reader.store.columns(rows, arrays)
+    return text_lists(arrays.pop(name), *arrays.values())
 
 
 def open_rows(

@@ -88,13 +88,21 @@ class Store:
 
         Of remote shards the chunks of some fields are there, by default of all.
 
-        Raises TouchedError, at its end, where they are to be copied again: see `again`.
+        Raises TouchedError, at its end, where they are to be copied again: see `within`.
         """
         return Held(self, located)
 
-    def again(self, located: Located, work: Callable[[], ResultT]) -> ResultT:
-        """Returns what some work on these rows returns, which is done again where a file was touched meanwhile."""
-        return until_untouched(work)
+    def within(self, located: Located, work: Callable[[], ResultT], fields: Collection[str] | None = None) -> ResultT:
+        """Returns what some work on these rows returns, done within `holding` them.
+
+        It is done again where a file was touched meanwhile.
+        """
+
+        def held() -> ResultT:
+            with self.holding(located, fields):
+                return work()
+
+        return until_untouched(held)
 
     def copy(self, name: str, located: Located, out: NDArray[Any]) -> None:
         """Copies rows of a field that is not ragged into an array (B, ...), C-contiguous; within `holding` them.
@@ -122,20 +130,33 @@ class Store:
 
         Raises IndexError, FileChangedError, FormatError and ReadError as reading does.
         """
-        whole = self.table.locate(rows)
-        is_one = len(whole.numbers) <= self.files.most
-        for at in [np.arange(len(rows))] if is_one else whole.groups(self.files.most):
-            located = whole if is_one else whole.some(at)
 
-            def copied(located: Located = located, at: NDArray[np.int64] = at) -> None:
-                with self.holding(located, outs):
-                    for name, out in outs.items():
-                        values = out if is_one else np.empty((len(at), *out.shape[1:]), out.dtype)
-                        self.copy(name, located, values)
-                        if not is_one:
-                            out[at] = values
+        def copy(located: Located, arrays: Mapping[str, NDArray[Any]]) -> None:
+            for name, out in arrays.items():
+                self.copy(name, located, out)
 
-            self.again(located, copied)
+        self.fill(rows, outs, copy, outs)
+
+    def fill(
+        self,
+        rows: NDArray[np.int64],
+        outs: Mapping[str, NDArray[Any]],
+        work: Callable[[Located, Mapping[str, NDArray[Any]]], None],
+        fields: Collection[str] | None = None,
+    ) -> None:
+        """Has some work fill arrays (B, ...) for rows of any number of files, int64 (B,), done `within` them.
+
+        If they lie in more files than may be open at a time, it is done for some rows after others.
+        """
+        located = self.table.locate(rows)
+        if len(located.numbers) <= self.files.most:
+            return self.within(located, lambda: work(located, outs), fields)
+        for at in located.groups(self.files.most):
+            some = {name: np.empty((len(at), *out.shape[1:]), out.dtype) for name, out in outs.items()}
+            part = located.some(at)
+            self.within(part, functools.partial(work, part, some), fields)
+            for name, values in some.items():
+                outs[name][at] = values
 
     def maps(self, name: str) -> bool:
         """Whether `addresses` knows where the rows of a field lie, or the bytes of a ragged one."""
