@@ -158,7 +158,7 @@ def _chunks_per_s(file: PackedFile, samples: Sequence[int], threads: int) -> flo
     order = [samples[at] for at in spread(len(samples), len(samples))]
 
     def make() -> Step:
-        outs = {field.name: np.empty((1, *field.shape), field.dtype.newbyteorder("=")) for field in fields}
+        outs = {field.name: field.empty(1) for field in fields}
 
         def step(number: int) -> int:
             reader.gather(np.array([order[number % len(order)]]), outs)

@@ -95,10 +95,9 @@ class Field:
         """Rows in a chunk, their mean if it is ragged; 0 for contiguous storage."""
         return self.chunks[0] if self.chunks else 0
 
-    @property
-    def form(self) -> str:
-        """How its rows are called in messages."""
-        return "rows"
+    def empty(self, count: int) -> NDArray[Any]:
+        """Returns memory for so many rows of one shape, (count, ...) in native byte order."""
+        return np.empty((count, *self.shape), self.dtype.newbyteorder("="))
 
     def stored_shape(self, num_rows: int) -> tuple[int, ...]:
         """Returns the shape of the array of its rows in the file: bytes (T,) where they vary in length."""
@@ -142,10 +141,6 @@ class RaggedField(Field):
     @property
     def chunk_rows(self) -> int:
         return self.ragged.chunk_rows
-
-    @property
-    def form(self) -> str:
-        return "rows of varying length"
 
     def stored_shape(self, num_rows: int) -> tuple[int, ...]:
         return (self.ragged.num_bytes,)

@@ -415,7 +415,7 @@ def _mask_shares(header: PackedFile) -> dict[int, float]:
         if field.varied:
             masks = reader.decoded("masks", rows)
         else:
-            masks = [np.empty((count, *field.shape), field.dtype.newbyteorder("="))]
+            masks = [field.empty(count)]
             reader.gather(rows, {"masks": masks[0]})
         for mask in masks:
             total += np.bincount(mask.ravel(), minlength=len(total))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import DamagedRowError, FileChangedError, FormatError, ImageError
 from fastload.format.digests import block_digests, pixel_digests, row_digest
-from fastload.format.header import PIXEL_FIELDS, PackedFile, read_shard
+from fastload.format.header import PIXEL_FIELDS, Field, PackedFile, read_shard
 from fastload.format.ragged import JPEG, RAW, EncodedRow
 from fastload.images.decode_part import decode_row
 from fastload.read.row_errors import cannot_be_decoded, unreadable
@@ -131,8 +131,8 @@ class CheckedSamples:
         or decoded.
         """
         if name in self._encoded:
-            return self._decoded(name, self.encoded_bytes(name, row))
-        out = self._empty(name, 1)
+            return _decoded(self.file.fields[name], self.encoded_bytes(name, row))
+        out = self.file.fields[name].empty(1)
         for reason in self.read(name, np.array([row]), out).values():
             raise ImageError(reason)
         pixels: NDArray[Any] = out[0]
@@ -144,20 +144,20 @@ class CheckedSamples:
         A JPEG, whose digest is of its bytes, is decoded only if `jpeg` is set. ImageError, the reason only: it
         cannot be read, or differs from what was packed; DamagedBefore: it is what was packed, and cannot be decoded.
         """
-        image = self.encoded_bytes("images", row)
+        image, fields = self.encoded_bytes("images", row), self.file.fields
         is_jpeg = image.encoding == JPEG
-        pixels = {} if is_jpeg else {"images": self._decoded("images", image)}
+        pixels = {} if is_jpeg else {"images": _decoded(fields["images"], image)}
         parts = [image.data if is_jpeg else _little_endian(pixels["images"])]
         mask = self.encoded_bytes("masks", row) if "masks" in self.names else None
         if mask is not None:
-            pixels["masks"] = self._decoded("masks", mask)
+            pixels["masks"] = _decoded(fields["masks"], mask)
             parts.append(pixels["masks"])
         digest = row_digest(parts)
         if self._has_digests and digest != self._digests(np.array([row]))[0]:
             raise ImageError(CHANGED)
         if jpeg and is_jpeg:
             try:
-                pixels["images"] = self._decoded("images", image)
+                pixels["images"] = _decoded(fields["images"], image)
             except ImageError as exc:
                 if not self._has_digests:
                     raise
@@ -180,7 +180,7 @@ class CheckedSamples:
             memory: dict[str, NDArray[Any]] = self._local.__dict__  # that this thread's next call uses again
             for name in self.names:
                 if name not in memory or len(memory[name]) < len(at):
-                    memory[name] = self._empty(name, len(at))
+                    memory[name] = self.file.fields[name].empty(len(at))
                 arrays.append(memory[name][: len(at)])
                 wrong = self.read(name, at, arrays[-1]) | wrong
             different = np.flatnonzero(pixel_digests(arrays) != self._digests(at)).tolist()
@@ -234,15 +234,13 @@ class CheckedSamples:
                 )
         return _ShardFacts(impossible, digests)
 
-    def _empty(self, name: str, count: int) -> NDArray[Any]:
-        field = self.file.fields[name]
-        return np.empty((count, *field.shape), field.dtype.newbyteorder("="))
 
-    def _decoded(self, name: str, row: EncodedBytes) -> NDArray[Any]:
-        try:
-            return decode_row(*row, self.file.fields[name].dtype)
-        except (ImageError, MemoryError) as exc:
-            raise ImageError(cannot_be_decoded(name, row.encoding, exc)) from exc
+def _decoded(field: Field, row: EncodedBytes) -> NDArray[Any]:
+    """Returns the pixels of a row. ImageError, the reason only: it cannot be decoded."""
+    try:
+        return decode_row(*row, field.dtype)
+    except (ImageError, MemoryError) as exc:
+        raise ImageError(cannot_be_decoded(field.name, row.encoding, exc)) from exc
 
 
 class _ShardFacts(NamedTuple):

@@ -27,7 +27,7 @@ from fastload.format.digests import (
 from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, with_digests
 from fastload.format.ragged import JPEG, RAW
 from fastload.images.decode_part import decode_row
-from fastload.read.encoded import EncodedRows
+from fastload.read.encoded import IndexedRows
 from fastload.read.linear import as_rows
 from fastload.read.open_file import OpenFile
 from fastload.read.row_errors import cannot_be_decoded, sample_error, unreadable
@@ -178,7 +178,7 @@ class RowCheck:
         due: NDArray[np.int64],
         outs: Mapping[str, NDArray[Any]],
         store: Store,
-        encoded: Mapping[str, EncodedRows],
+        encoded: Mapping[str, IndexedRows],
     ) -> None:
         """Copies rows into the arrays (B, ...) of fields that are not ragged, and compares those that are `due`.
 
@@ -237,8 +237,7 @@ class RowCheck:
         for shard, rows, at in few.parts:  # digests are of the values as each file has them
             values: dict[str, NDArray[Any]] = {}
             for name in self._columns:
-                field = self._headers[shard].fields[name]
-                values[name] = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
+                values[name] = self._headers[shard].fields[name].empty(len(rows))
                 store.files.opened[shard].copy(name, rows, values[name])
             different[at] = row_digests(values) != expected[at]
         different[unknown] = True
@@ -311,7 +310,7 @@ class RowCheck:
             wanted, places = (located, np.arange(len(located))) if name in outs else (located.some(due), due)
             out = outs.get(name)
             if out is None:
-                out = np.empty((len(due), *field.shape), field.dtype.newbyteorder("="))
+                out = field.empty(len(due))
             if len(wanted):
                 for at, why in _copy(store, name, wanted, out, in_chunks=not field.linear).items():
                     wrong.setdefault(int(places[at]), why)
@@ -324,7 +323,7 @@ class RowCheck:
         due: NDArray[np.int64],
         arrays: Mapping[str, NDArray[Any]],
         store: Store,
-        encoded: Mapping[str, EncodedRows],
+        encoded: Mapping[str, IndexedRows],
         expected: NDArray[np.uint64],
         wrong: dict[int, str],
     ) -> None:

@@ -84,7 +84,7 @@ class Hdf5Rows(StoredRows):
         if len(rows) == 0:
             return
         field = self.file.fields[self.name]
-        values = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
+        values = field.empty(len(rows))
         if reasons := open_samples(self.file).read(self.name, rows, values):  # As a rule of one damaged chunk.
             reason = ImageError(f"`{self.name}` {next(iter(reasons.values()))}")
             path = typed(self.file.path)
@@ -149,17 +149,6 @@ class RaggedRows:
     row: NDArray[np.int64]
     plain: bool = False
 
-    @staticmethod
-    def joined(parts: Sequence[RaggedRows]) -> RaggedRows:
-        """Returns the rows of all parts, one after another."""
-        firsts = np.cumsum([0, *(len(part.files) for part in parts)]).tolist()
-        return RaggedRows(
-            files=tuple(file for part in parts for file in part.files),
-            name=parts[0].name,
-            part=np.concatenate([part.part + np.int32(first) for part, first in zip(parts, firsts[:-1], strict=True)]),
-            row=np.concatenate([part.row for part in parts]),
-        )
-
     def header(self, i: int) -> ImageHeader:
         samples, row = self._at(i)
         shape = samples.shape(row)
@@ -220,6 +209,17 @@ class RaggedRows:
 
     def _at(self, i: int) -> tuple[CheckedSamples, int]:
         return open_samples(self.files[self.part[i]]), int(self.row[i])
+
+
+def joined_rows(parts: Sequence[RaggedRows]) -> RaggedRows:
+    """Returns the rows of all parts, one after another."""
+    firsts = np.cumsum([0, *(len(part.files) for part in parts)]).tolist()
+    return RaggedRows(
+        files=tuple(file for part in parts for file in part.files),
+        name=parts[0].name,
+        part=np.concatenate([part.part + np.int32(first) for part, first in zip(parts, firsts[:-1], strict=True)]),
+        row=np.concatenate([part.row for part in parts]),
+    )
 
 
 def undecodable(rows: RaggedRows, threads: int | None, progress: Progress | None) -> dict[int, str]:

@@ -226,7 +226,7 @@ class Search:
         finally:
             for runner in self._runners.values():
                 runner.close()
-            came = self._came()
+            came = _fetched(self._data, close=self._owns)
         if rows:
             result.chosen = choose(rows, cpu_budget=self.options.cpu_budget)
             if not fits(result.chosen.row, self.options.cpu_budget):  # maybe one of an earlier race is
@@ -257,16 +257,6 @@ class Search:
             )
         result.notes, result.elapsed_s = tuple(self._notes), time.perf_counter() - self._begun_s
         return result
-
-    def _came(self) -> str:
-        """Returns the size of data fetched over the network, "" for none; ends the fetching of a given URL."""
-        if not isinstance(self._data, PackedInput):
-            return ""
-        files = self._data.dataset.file.shard_files
-        use = files.network_use()
-        if self._owns:
-            files.close()
-        return format_bytes(use.bytes) if use is not None and use.bytes else ""
 
     def call(self, candidate: Candidate) -> str:
         """Returns the Python expression for a loader with these arguments."""
@@ -393,6 +383,17 @@ class Search:
         chunks = {one.shuffle.chunks for one in (self.default, *candidates) if isinstance(one.shuffle, ChunkWindow)}
         found = measure_shuffles(self._path, batch_size=self.batch_size, windows=tuple(sorted(chunks)))
         self._mixing = {order.shuffle: order for order in found.orders}
+
+
+def _fetched(data: PackedInput | OtherInput, *, close: bool) -> str:
+    """Returns the size of what was fetched of the data over the network, "" for none; maybe ends the fetching."""
+    if not isinstance(data, PackedInput):
+        return ""
+    files = data.dataset.file.shard_files
+    use = files.network_use()
+    if close:
+        files.close()
+    return format_bytes(use.bytes) if use is not None and use.bytes else ""
 
 
 def _name_of(file: PackedFile) -> Path | str:
