@@ -181,10 +181,6 @@ class ShardFiles(Protocol):
         """Returns a context within which all of a shard but the chunks of its large fields is in its file."""
         ...
 
-    def holding_rows(self, shard: int, name: str, first: int, stop: int) -> AbstractContextManager[None]:
-        """Returns a context within which that holds, and some rows of a field that is not ragged are there, too."""
-        ...
-
     def path(self, shard: int) -> Path:
         """Returns the file of a shard, which may be missing. FormatError: it may not be read."""
         ...
@@ -213,9 +209,6 @@ class LocalShards:
         self._index = index
 
     def holding_header(self, shard: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def holding_rows(self, shard: int, name: str, first: int, stop: int) -> AbstractContextManager[None]:
         return nullcontext()
 
     def path(self, shard: int) -> Path:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from fastload.errors import FormatError, OptionError
 from fastload.format.header import PackedFile
-from fastload.format.shards import split_of
 from fastload.format.texts import text_lists
 from fastload.read.encoded import EncodedRows
 from fastload.read.fields import with_counts
@@ -86,8 +85,6 @@ class Rows:
         else:
             for name, out in plain.items():
                 self.store.copy(name, located, out)
-        if "split" in plain and self.file.is_index:  # its numbers mean other splits in each shard
-            plain["split"][...] = split_of(self.file.splits, located.rows)
         for name, encoded in self._encoded.items():
             if name in outs:
                 assert not self.file.fields[name].varied, f"rows of {name} do not fit into one array"

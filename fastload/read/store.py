@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import FastloadError
 from fastload.format.header import FileIdentity, PackedFile, read_shard
+from fastload.format.shards import split_of
 from fastload.read.identity import until_untouched
 from fastload.read.linear import MappedShards, Read, addresses_of, as_rows, chosen
 from fastload.read.open_file import OpenFile
@@ -107,8 +108,11 @@ class Store:
     def copy(self, name: str, located: Located, out: NDArray[Any]) -> None:
         """Copies rows of a field that is not ragged into an array (B, ...), C-contiguous; within `holding` them.
 
-        The numbers of splits are those of each shard.
+        The numbers of splits are the dataset's, as they may mean others in each shard.
         """
+        if name == "split" and self.file.is_index:
+            out[...] = split_of(self.file.splits, located.rows)
+            return
         if len(located.numbers) == 1:
             self.files.opened[located.numbers[0]].copy(name, located.there, out)
             return

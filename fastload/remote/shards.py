@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from fastload.format.header import PackedFile
 from fastload.remote.agreement import note
 from fastload.remote.byte_locks import ByteLocks
@@ -125,14 +123,6 @@ class RemoteShards:
     def holding_header(self, shard: int) -> AbstractContextManager[None]:
         """Returns a context within which the header of a shard is in its sparse copy."""
         return self.holding([int(self.table.headers[shard])])
-
-    def holding_rows(self, shard: int, name: str, first: int, stop: int) -> AbstractContextManager[None]:
-        """Returns a context within which rows of a field that is not ragged are in the sparse copy of a shard."""
-        chunks = [int(self.table.headers[shard])]
-        if name in self.table.rows and first < stop:
-            begin, last = self.table.of_rows(name, np.full(2, shard), np.array([first, stop - 1])).tolist()
-            chunks += range(begin, last + 1)
-        return self.holding(chunks)
 
     @contextmanager
     def holding(self, chunks: list[int]) -> Iterator[None]:
