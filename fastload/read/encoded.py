@@ -69,7 +69,8 @@ class IndexedRows:
 
     def _arrays(self, parts: Iterable[str], count: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """Returns an array for each part, and those among them to be read, by their datasets."""
-        found, read = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
+        found: dict[str, NDArray[Any]] = {}  # made without their types: subscribing NDArray takes 2 us
+        read: dict[str, NDArray[Any]] = {}
         for part in parts:
             dtype, shape = INDEX_DTYPES[part]
             if (dataset := self._columns.get(part)) is None:

@@ -79,10 +79,12 @@ class MappedRows:
         self.rows: dict[str, NDArray[np.uint8]] = {}
         self._begins: dict[str, int] = {}  # where the first row lies in memory
         self._short: dict[str, NDArray[np.void]] = {}  # rows as opaque elements, (N,)
+        of_ragged = file.ragged
         for name in fields:
             field = file.fields[name]
-            if (ragged := file.ragged.get(name)) is not None:
-                self.rows[name] = np.frombuffer(self._map, np.uint8, ragged.ragged.num_bytes, ragged.base)
+            if name in of_ragged:
+                num_bytes = of_ragged[name].ragged.num_bytes
+                self.rows[name] = np.frombuffer(self._map, np.uint8, num_bytes, field.base)
                 continue
             # As bytes, whatever the dtype: NumPy copies a whole source that is not aligned to its elements.
             flat = np.frombuffer(self._map, np.uint8, file.num_rows * field.row_bytes, field.base)

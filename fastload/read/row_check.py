@@ -253,7 +253,8 @@ class RowCheck:
     ) -> NDArray[np.uint64]:
         """Copies a batch's mapped pixels; returns the digests of those that are due, uint64 (len(due),)."""
         all_due = few is located and all(name in outs for name in self._pixels)
-        addresses, lengths = list[NDArray[np.int64]](), list[int]()
+        addresses: list[NDArray[np.int64]] = []
+        lengths: list[int] = []
         for name in self._pixels:
             row_bytes = self._file.fields[name].row_bytes
             if all_due or name not in outs:
@@ -332,7 +333,8 @@ class RowCheck:
         rows, expected = few.rows[good], expected[good]
         known = {name: encoded[name].index(rows) for name in self._pixels if name in encoded}
         located = {name: encoded[name].located(index) for name, index in known.items()}
-        addresses, lengths = list[NDArray[np.int64]](), list[NDArray[np.int64]]()
+        addresses: list[NDArray[np.int64]] = []
+        lengths: list[NDArray[np.int64]] = []
         as_stored = np.full(len(good), native.library() is not None)  # hashed without decoding
         for name in self._pixels:
             if name in known:

@@ -45,8 +45,8 @@ class Rows:
         # Small fields first: the pixels push everything else out of the CPU's cache.
         ragged = self.file.ragged
         plain = sorted((field.chunked, field.row_bytes, name) for name, field in kinds.items() if name not in ragged)
-        self._plain = [name for _, _, name in plain]
         self._encoded = {name: EncodedRows(store, name, verify) for name in kinds if name in ragged}
+        self._order = [*(name for _, _, name in plain), *self._encoded]
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies rows of the dataset into the arrays given, and returns the number of bytes copied.
@@ -65,9 +65,14 @@ class Rows:
             FormatError: a row cannot be decoded; names its sample.
             FileChangedError: a file was replaced, truncated or written to since its header was read.
         """
-        known = {name: outs[name] for name in (*self._plain, *self._encoded) if name in outs}
+        known: dict[str, NDArray[Any]] = {}
+        copied = 0
+        for name in self._order:
+            if name in outs:
+                known[name] = outs[name]
+                copied += outs[name].nbytes
         self.store.fill(rows, known, self._fill)
-        return sum(out.nbytes for out in known.values())
+        return copied
 
     def within(self, rows: NDArray[np.int64], work: Callable[[], ResultT]) -> ResultT:
         """Returns what `work` does while the files of rows are held, so that what is mapped may be touched.
@@ -79,7 +84,7 @@ class Rows:
         return self.store.within(self.store.table.locate(rows), work)
 
     def _fill(self, located: Located, outs: Mapping[str, NDArray[Any]]) -> None:
-        plain = {name: out for name, out in outs.items() if name not in self._encoded}
+        plain = {name: out for name, out in outs.items() if name not in self._encoded} if self._encoded else outs
         if self._check is not None and len(due := self._check.due(located.rows)):
             self._check.gather(located, due, plain, self.store, self._encoded)
         else:

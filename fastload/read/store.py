@@ -154,7 +154,7 @@ class Store:
         """
         located = self.table.locate(rows)
         if len(located.numbers) <= self.files.most:
-            return self.within(located, lambda: work(located, outs), fields)
+            return self.within(located, functools.partial(work, located, outs), fields)
         for at in located.groups(self.files.most):
             some = {name: np.empty((len(at), *out.shape[1:]), out.dtype) for name, out in outs.items()}
             part = located.some(at)
