@@ -14,7 +14,7 @@ from fastload.estimate.encodings import EncodingChoices, EncodingEstimates, Know
 from fastload.estimate.rates import Step, per_second
 from fastload.estimate.sample import row_maker, spread
 from fastload.format.codecs import NONE, Codec, has_zstd, parse_codec
-from fastload.format.header import PIXEL_FIELDS, PackedFile, read_header
+from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header, read_shard
 from fastload.format.ragged import RAW
 from fastload.pack.decisions import Form, RaggedPlan, jpegs_kept_and_made, row_sizes
 from fastload.pack.encode import HEADERS
@@ -144,12 +144,21 @@ def _known_sizes(file: PackedFile, threads: int) -> tuple[KnownSizes, bool]:
         for name in file.fields.keys() & num_bytes:
             filtered = bool(file.fields[name].filters)
             stored = index_part(hdf5, file, name, "bytes").sum()
-            num_bytes[name] = hdf5[name].id.get_storage_size() if filtered else int(stored)
+            num_bytes[name] = _bytes_on_disk(file, name) if filtered else int(stored)
             compressed = filtered or bool((index_part(hdf5, file, name, "encoding") != RAW).any())
             small |= name == "masks" and compressed
     filters = ", ".join(file.fields["images"].filters)
     chunked = (filters, lambda samples: _chunks_per_s(file, samples, threads)) if filters else None
     return KnownSizes(num_bytes["images"], num_bytes["masks"], chunked), small
+
+
+def _bytes_on_disk(file: PackedFile, name: str) -> int:
+    """Returns the bytes of a field's chunks as they are compressed, of all shards."""
+    total = 0
+    for number in range(len(file.shards.names)):
+        with open_hdf5(read_shard(file, number).path) as hdf5:
+            total += hdf5[name].id.get_storage_size()
+    return total
 
 
 def _chunks_per_s(file: PackedFile, samples: Sequence[int], threads: int) -> float:
