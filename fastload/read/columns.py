@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_columns(file: PackedFile) -> Iterator[Mapping[str, Column]]:
+def open_columns(file: PackedFile) -> Iterator[Mapping[str, StoredColumn]]:
     """Opens a file or index for reading its datasets other than pixels: `columns[name][()]`, and some of the rows.
 
     FileChangedError: it is not the file whose header was read.
@@ -25,10 +25,10 @@ def open_columns(file: PackedFile) -> Iterator[Mapping[str, Column]]:
 
     names = [name for name in file.fields if name not in PIXEL_FIELDS]
     with closing(open_rows(file, names, "pread")) as reader:
-        yield {name: Column(reader, name) for name in names}
+        yield {name: StoredColumn(reader, name) for name in names}
 
 
-class Column:
+class StoredColumn:
     """A dataset of a file or index; indexed by rows as one of h5py is."""
 
     def __init__(self, reader: Rows, name: str) -> None:
