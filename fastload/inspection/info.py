@@ -202,7 +202,7 @@ def _inspect_url(url: FileName) -> FileInfo:
     with open_packed(url) as header:
         shards, remote = header.shards, cast("RemoteShards", header.remote)
         held = nullcontext() if header.is_index else remote.holding_header(0)
-        remote.current().announce(
+        remote.cache.current().announce(
             remote.table.headers.tolist()
         )  # of many shards, whose labels are counted, several at a time
         with held, open_hdf5(header.path) as file:

@@ -219,7 +219,7 @@ def check_cache(options: Resolved) -> None:
     remote.room.ranks, remote.source.lets_damage_pass = ranks, options.skip_damaged
     smaller = plan.shuffle is not False and (window is None or window.chunks > 4)
     less = "shuffle in smaller windows (shuffle=ChunkWindow(4))" if smaller else "use fewer workers"
-    remote.check_room(number, what, f", or {less}")
+    remote.room.check(number, what, f", or {less}")
 
 
 def description(options: Resolved, echo: Echo) -> tuple[list[str], list[str]]:

@@ -68,7 +68,7 @@ class FetchAhead:
         with self._lock:
             if self._closed:
                 return
-            fetcher = self._remote.current()
+            fetcher = self._remote.cache.current()
             self._held.append((fetcher, chunks, epoch, step))
             self._use.now = self._held[0][2:]
             fetcher.announce(chunks)
@@ -85,9 +85,9 @@ class FetchAhead:
             FastloadError, ...: the error of a chunk that cannot be fetched.
             CacheError: the disk is full; only this process could read what it fetches into its memory.
         """
-        if self._remote.is_lost():  # worker processes wait until it is made anew
-            self._remote.open_anew(self._remote.current())
-        fetcher = self._remote.current()
+        if self._remote.cache.is_lost():  # worker processes wait until it is made anew
+            self._remote.cache.open_anew(self._remote.cache.current())
+        fetcher = self._remote.cache.current()
         try:
             with self._lock:
                 if not self._remote.cache.in_memory:
@@ -99,7 +99,7 @@ class FetchAhead:
             if len(held) < len(places) and (error := self._error) is not None:
                 raise error
         except CacheLostError:
-            self._remote.open_anew(fetcher)
+            self._remote.cache.open_anew(fetcher)
         except DiskFullError as exc:
             raise CacheError(
                 f"{self._remote.url}: the disk of the cache is full, and worker processes read only from it. Make "

@@ -28,7 +28,7 @@ class HeldRows:
 
     def __init__(self, index: PackedFile, shard: int) -> None:
         self._remote, self._shard = cast(RemoteShards, index.remote), shard
-        self._fetcher, names = self._remote.current(), self._remote.table.fields
+        self._fetcher, names = self._remote.cache.current(), self._remote.table.fields
         pixels = [name for name in names if name in PIXEL_FIELDS]
         columns = [one for name in pixels for one in index_columns(index, name).values()]
         self._pixels = RemoteStore(index, [*pixels, *columns], "pread")
