@@ -33,7 +33,7 @@ from fastload.errors import (
 )
 from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import PIXEL_FIELDS, Field, FileIdentity, PackedFile, read_header, with_digests
-from fastload.format.joined import open_files
+from fastload.format.joined import check_list, open_files
 from fastload.format.valid import folder_of_files
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
@@ -43,7 +43,7 @@ from fastload.read.linear import Read
 from fastload.read.readahead import ReadAhead
 from fastload.read.row_check import Check
 from fastload.read.row_errors import sample_name
-from fastload.read.rows import Rows, open_rows
+from fastload.read.rows import Rows, open_rows, texts_of
 from fastload.remote.open_url import open_remote
 from fastload.remote.options import Remote, is_url
 from fastload.system.text import counted, object_html, object_text
@@ -668,7 +668,7 @@ class PackedDataset(Dataset[Any]):
         if "key" not in self.file.fields:
             return tuple(map(str, rows.tolist()))
         with closing(open_rows(self.file, ["key"])) as reader:
-            return tuple(reader.texts("key", rows))
+            return tuple(texts_of(reader, "key", rows))
 
     def layout(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
         """Returns name, shape of a row and native dtype of each field that is read from the file, but for texts.
@@ -687,7 +687,7 @@ class PackedDataset(Dataset[Any]):
 
     def texts(self, reader: Rows, rows: NDArray[np.int64]) -> dict[str, list[Any]]:
         """Returns the texts of rows, by field; the reader has compared the rows, where they are to be."""
-        return {name: reader.texts(name, rows) for name in self.text_fields}
+        return {name: texts_of(reader, name, rows) for name in self.text_fields}
 
 
 class UnpackedDataset(PackedDataset):
@@ -799,7 +799,7 @@ _FIXED_IN_LOADERS = frozenset(("transform", "decode"))
 def _is_one_number(file: PackedFile, name: str) -> bool:
     """Whether a field is one whole number a row, which may mean a class."""
     field = file.fields[name]
-    return field.dtype.kind in "iu" and not field.shape and field.ragged is None and name not in _BOOKKEEPING
+    return field.dtype.kind in "iu" and not field.shape and name not in _BOOKKEEPING
 
 
 def positions_of(where: str, rows: Any) -> NDArray[np.int64]:
@@ -818,6 +818,7 @@ def positions_of(where: str, rows: Any) -> NDArray[np.int64]:
 def _urls_of(path: Any) -> str | tuple[str, ...]:
     """Returns the URL, or the URLs of a list that has some; "" for files of this machine."""
     if isinstance(path, (list, tuple)):
+        check_list(path)
         return tuple(map(str, path)) if any(map(is_url, path)) else ""
     return str(path) if is_url(path) else ""
 

@@ -302,7 +302,7 @@ def _check_transforms(
     check_pipeline(transforms, shape, dtype, fields, packed.dataset.coordinates(), done=done)
 
 
-def check_list(transforms: object) -> tuple[Any, ...]:
+def as_list(transforms: object) -> tuple[Any, ...]:
     """Returns the argument `transform` as a tuple. Raises OptionError where it is no list, or of torchvision."""
     given: Any = () if transforms is None else transforms
     refuse_torchvision(given)
