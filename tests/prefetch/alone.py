@@ -73,7 +73,10 @@ def run_alone(
     work.plan(epoch, [PlannedBatch(part, np.ones(len(part), np.bool_), len(part), n) for n, part in enumerate(parts)])
     work.in_slot()
     prepare(work)
+    handed_over = not work.in_one_piece
     for stage in stages:
+        if stage.where is Where.SIDE_STREAM and not handed_over:
+            work.arrays, handed_over = dict(slot.arrays), True  # as the pool of threads does: the slot is cut there
         if stage.where is Where.SIDE_STREAM:
             with backend.side_stream():
                 stage.run(work)
