@@ -172,7 +172,9 @@ def test_a_slow_source_gets_more_processes_and_nothing_else_changes(caplog):
     assert auto._producer.pool.watched_pass.measured(0, 0.0, 0.0, 1.0).busy_s is not None, (
         "a choice that is made is made by what was measured"
     )
-    assert given._producer.pool.watched_pass.measured(0, 0.0, 0.0, 1.0).busy_s is None, "a number that was given is not watched"
+    assert given._producer.pool.watched_pass.measured(0, 0.0, 0.0, 1.0).busy_s is None, (
+        "a number that was given is not watched"
+    )
     auto.close()
     given.close()
 

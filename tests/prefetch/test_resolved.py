@@ -14,8 +14,8 @@ import fastload.prefetch.producer
 import fastload.prefetch.resolved
 from fastload.dataset import PackedDataset
 from fastload.loader.loader import FastLoader
-from fastload.prefetch.ring import SLOTS_IN_COPY
 from fastload.prefetch.resolved import copying_threads
+from fastload.prefetch.ring import SLOTS_IN_COPY
 from fastload.prefetch.thread_pool import ThreadPool
 from fastload.transforms import RandomHorizontalFlip, Resize
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from alone import opened, run_alone, untouched
 from late_backend import Device
+from small_files import write_foreign
 
 from fastload import FormatError, PackedDataset
 from fastload.format.ragged import Column
@@ -27,7 +28,6 @@ from fastload.prefetch.stages.rows import (
     use_one_torch_thread,
 )
 from sample_files import write_packed
-from small_files import write_foreign
 
 N, ROWS, SHAPE = 20, [7, 3, 19, 3], (150, 160, 3)  # too large to be copied when it is lent
 
@@ -95,15 +95,13 @@ def test_images_in_a_mapping_are_left_where_they_lie_and_others_are_gathered(fil
 
 
 def test_a_row_outside_of_the_file_and_a_damaged_one_are_errors_that_name_it(file, tmp_path, images):
-    with opened(file) as shared:
-        with pytest.raises(IndexError, match="20"):
-            run_alone(shared, [GatherRows(shared.options.packed.dataset, ["images"], into_slot=True)], [3, 20])
+    with opened(file) as shared, pytest.raises(IndexError, match="20"):
+        run_alone(shared, [GatherRows(shared.options.packed.dataset, ["images"], into_slot=True)], [3, 20])
     path = write_packed(tmp_path / "b.h5", images)
     with h5py.File(path, "r+") as changed:
         changed["images"][5, 0, 0, 0] ^= 1
-    with opened(PackedDataset(path, check="always")) as shared:
-        with pytest.raises(FormatError, match=r"row 5\b"):
-            run_alone(shared, [GatherRows(shared.options.packed.dataset, ["images"], into_slot=True)], [4, 5])
+    with opened(PackedDataset(path, check="always")) as shared, pytest.raises(FormatError, match=r"row 5\b"):
+        run_alone(shared, [GatherRows(shared.options.packed.dataset, ["images"], into_slot=True)], [4, 5])
 
 
 class Noting(Stage):

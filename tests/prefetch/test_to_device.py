@@ -1,4 +1,4 @@
-"""The copy of a slot to a device, run alone; the device copies when it is told to, and its memory is garbage until then."""
+"""The copy of a slot to a device, run alone. The device copies when it is told to; its memory is garbage until then."""
 
 from __future__ import annotations
 

@@ -116,7 +116,8 @@ def test_numbers_of_all_uses_are_drawn_into_the_slot_and_are_those_of_the_hand_o
     words = torch.from_numpy(work.slot.arrays[WORDS])
     for echo in range(uses):
         by_words = every.apply({"images": images}, work.whole, epoch=4, echo=echo, drawn=work.drawn, words=words)
-        assert torch.equal(by_words["images"], every.apply({"images": images}, work.whole, epoch=4, echo=echo)["images"])
+        anew = every.apply({"images": images}, work.whole, epoch=4, echo=echo)
+        assert torch.equal(by_words["images"], anew["images"])
 
 
 def test_a_short_batch_draws_for_its_own_rows_and_where_nothing_is_drawn_there_is_no_room_for_it(packed):
