@@ -152,7 +152,7 @@ def test_close_gives_all_pinned_memory_back_and_another_epoch_pins_it_anew(packe
         ring = loader._producer.pool.ring
         rows = 60 * (16 * 12 * 3 + 8) if feed == "host" else 0
         slots = len(ring.slots) * ring.slot_bytes
-        held = getattr(loader._producer.pool, "_cache", None)  # as a traceback may hold it
+        held = loader._producer.pool._opened.cache if feed == "host" else None  # as a traceback may hold it
         # Whole pages for each field, and nothing more.
         assert ring.slot_bytes % 4096 == 0 and slots + rows <= device.pinned <= slots + rows + (2 * 4096 if rows else 0)
         loader.close()

@@ -13,7 +13,6 @@ from fastload.plan import PlannedBatch
 from fastload.prefetch.augmentation import Augmentation
 from fastload.prefetch.fill_threads import Orders
 from fastload.prefetch.ring import Ring, SlotField
-from fastload.prefetch.row_cache import RowCache
 from fastload.prefetch.stage import Layout, Opened, Stage, Where
 from fastload.prefetch.work import Work
 
@@ -21,9 +20,9 @@ UNTOUCHED = 0xA5
 
 
 @contextmanager
-def opened(source: Any, *, cache: RowCache | None = None, **options: Any) -> Iterator[Opened]:
+def opened(source: Any, **options: Any) -> Iterator[Opened]:
     """A context with what stages share of a loader's data and options."""
-    shared = Opened(FastLoader(source, 4, workers=1, **options)._options, 1, cache)
+    shared = Opened(FastLoader(source, 4, workers=1, **options)._options, 1)
     try:
         yield shared
     finally:
@@ -74,11 +73,16 @@ def run_alone(
     work.plan(epoch, [PlannedBatch(part, np.ones(len(part), np.bool_), len(part), n) for n, part in enumerate(parts)])
     work.in_slot()
     prepare(work)
+    handed_over = not work.in_one_piece
     for stage in stages:
+        if stage.where is Where.SIDE_STREAM and not handed_over:
+            work.arrays, handed_over = dict(slot.arrays), True  # as the pool of threads does: the slot is cut there
         if stage.where is Where.SIDE_STREAM:
             with backend.side_stream():
                 stage.run(work)
         else:
+            if stage.where is Where.USE and backend is not None:
+                backend.drain()  # the stream that uses a batch waits for it
             stage.run(work)
     return work
 
