@@ -1,4 +1,4 @@
-"""A pool that tests pass to a producer: the test makes its works, one after the other, when they are asked for."""
+"""A pool that tests pass to a producer: the test makes its works, one after the other, as they are asked for."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -30,6 +30,11 @@ class Augmentation:
     coordinates: Mapping[str, Coordinates]  # as in `apply_transforms`
     done: int = 0  # how many of the first transforms have run when a batch is made: those that gave its images one size
     _ready: dict[ImageSpec, Pipeline] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def left(self) -> tuple[Any, ...]:
+        """The transforms that are left when a batch is made."""
+        return self.transforms[self.done :]
 
     def pipeline(self, spec: ImageSpec) -> Pipeline:
         """Returns the transforms that are left, ready for images of a spec; made once for each."""
@@ -89,3 +94,8 @@ class Augmentation:
     def mixes(self) -> bool:
         """Whether a batch's samples depend on one another."""
         return any(getattr(transform, "mixes", False) for transform in self.transforms)
+
+
+def named(transforms: Sequence[Any]) -> str:
+    """Returns the names of transforms, for a sentence."""
+    return ", ".join(getattr(one, "__name__", type(one).__name__) for one in transforms)

@@ -33,7 +33,7 @@ class Where(Enum):
     THREAD = "reading thread"
     PROCESS = "worker process"
     SIDE_STREAM = "side stream of the device"
-    USE = "hand-over, once for each use"
+    USE = "next(), once for each use"
 
 
 class Opened:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from alone import augmentation, opened, run_alone
 from late_backend import Device
 from PIL import Image
 from ragged_cases import flip, jpeg_row, varied_file, varied_rows
@@ -25,6 +26,7 @@ from fastload.images.decode import upright
 from fastload.images.decode_part import decode_row
 from fastload.images.jpeg import scan_jpeg
 from fastload.prefetch.stages import device_decode
+from fastload.prefetch.stages.rows import GatherRows
 from fastload.read.rows import Rows
 from fastload.transforms import (
     CenterCrop,
@@ -40,6 +42,7 @@ from fastload.transforms import (
     apply_transforms,
 )
 from fastload.transforms.engine.placement import PlacedImages
+from fastload.transforms.engine.size_head import find_size_head
 from sample_files import write_ragged
 
 RGB = ([0.5, 0.4, 0.3], [0.2, 0.25, 0.3])
@@ -525,3 +528,31 @@ def test_nvjpeg_gives_the_images_of_the_cpu(tmp_path, name):
         # As torchvision's own tests of this decoder: libjpeg interpolates colours that have fewer pixels, nvJPEG does
         # not unless it is told to. The CPU shrinks some while it decodes, in windows that are rounded.
         assert (images.float() - images_there.float()).abs().mean() < 4
+
+
+# The stage alone
+
+
+@pytest.mark.parametrize("transform", [[Resize((9, 9))], [RandomResizedCrop(9)]])
+def test_alone_it_adds_whole_images_on_the_device_and_the_window_that_each_will_show(varied, transform):
+    backend, rows = Device(), [5, 0, 7, 11]
+    with opened(dataset(varied), device=backend, transform=transform) as shared:
+        data = shared.options.packed
+        head = find_size_head(tuple(transform), 3, torch.uint8, name="it")
+        every = augmentation(shared, transform)
+        stage = device_decode.DecodeOnDevice(data, backend, every, head)
+        gather = GatherRows(data.dataset, ["labels"], into_slot=False)
+        work = run_alone(shared, [gather, stage], rows, epoch=2)
+        assert list(work.arrays) == ["labels"], "images lie in no slot"
+        assert work.bytes_read >= sum(len(row[0]) for row in map(varied_rows().__getitem__, (5, 7, 11)))
+        images = work.extra["images"]
+        whole = [PackedDataset(varied, fields=["images"])[row][0] for row in rows]
+        assert images.sizes.tolist() == [list(one.shape[1:]) for one in whole]
+        parts = torch.split(images.pixels, [one.numel() for one in whole])
+        for found, one in zip(parts, whole, strict=True):
+            assert (found.view(one.shape).int() - one.int()).abs().max() <= 2  # two decoders
+        assert sum(backend.decoded) == 3, "a raw row is none of its business"
+        placed = head.placement(images.sizes, every.draws(2, work.whole))
+        for name in ("first", "window"):
+            assert np.array_equal(getattr(images.placement, name), getattr(placed, name))
+    assert backend.pinned == 0

@@ -70,7 +70,7 @@ def test_rows_for_stages_that_change_them_are_gathered_beside_the_slot_as_they_a
         with opened(path) as shared:
             work = run_alone(shared, [GatherRows(shared.options.packed.dataset, names, into_slot=False)], ROWS)
             assert torch.equal(work.fields["images"], expected)
-            assert [array.shape[1:] for array in work.arrays.values()][0] == SHAPE
+            assert work.arrays["images"].shape[1:] == SHAPE
             assert all(untouched(array) for array in work.arrays.values())
             if path == file:
                 labels = work.fields["labels"]

@@ -347,9 +347,9 @@ def test_an_error_in_a_part_is_that_of_the_whole_batch(packed):
         if 2 in work.rows:
             raise ValueError(f"{len(work.rows)} rows")
 
-    with closing(Batches(packed, Fill(failing, divisible=True), steps=5, batch_size=24)) as batches:
-        with pytest.raises(ValueError, match="24 rows"):
-            next(batches.read_epoch())
+    batches = Batches(packed, Fill(failing, divisible=True), steps=5, batch_size=24)
+    with closing(batches), pytest.raises(ValueError, match="24 rows"):
+        next(batches.read_epoch())
 
 
 def test_a_run_that_is_left_while_a_part_is_filled_gives_back_its_slots(packed):

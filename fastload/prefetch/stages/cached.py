@@ -31,7 +31,7 @@ class WriteIndex(Stage):
     def __init__(self, dataset: PackedDataset, location: Location) -> None:
         self._file = dataset.file
         self._cache: RowCache | None = None
-        self.why = f"all rows are cached in {location} memory"
+        self.why = f"all rows are cached in {location} memory: a batch is their places there"
 
     def open(self, opened: Opened) -> None:
         """Takes the cache."""
@@ -65,7 +65,7 @@ class FetchCached(Stage):
     def __init__(self, backend: Backend) -> None:
         self._cache: RowCache | None = None
         self._backend = backend
-        self.why = "kernels read pinned memory of the host"
+        self.why = "brings cached rows over the bus, from pinned memory of the host"
 
     def open(self, opened: Opened) -> None:
         """Takes the cache."""
@@ -91,7 +91,7 @@ class HoldCached(Stage):
 
     def __init__(self) -> None:
         self._cache: RowCache | None = None
-        self.why = "its kernel reads them"
+        self.why = "cached rows are not freed while a batch reads them"
 
     def open(self, opened: Opened) -> None:
         """Takes the cache."""
@@ -114,7 +114,7 @@ class GatherCached(Stage):
 
     def __init__(self) -> None:
         self._cache: RowCache | None = None
-        self.why = "they are in device memory"
+        self.why = "cached rows are in device memory"
 
     def open(self, opened: Opened) -> None:
         """Takes the cache."""
@@ -138,7 +138,7 @@ class FillCache(Stage):
     def __init__(self, dataset: PackedDataset, cache: RowCache, backend: Backend, part_rows: int) -> None:
         self._file, self._cache, self._backend, self._part_rows = dataset.file, cache, backend, part_rows
         self.damaged = set[int]()  # rows that another one replaces
-        self.why = "it is read once"
+        self.why = "rows are read once, to be cached"
 
     def run(self, work: Work) -> None:
         """Queues the copy."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fastload.dataset import PackedDataset
 from fastload.format.ragged import JPEG, RAW
 from fastload.images.decode_part import FACTORS, offset_in
-from fastload.prefetch.augmentation import Augmentation
+from fastload.prefetch.augmentation import Augmentation, named
 from fastload.prefetch.stage import Layout, Opened, Stage, Where
 from fastload.prefetch.stages.rows import writable
 from fastload.prefetch.work import Work
@@ -132,7 +132,9 @@ class CutRows(Stage):
         self._constants: Constants | None = None
         if len(rest) == 1 and isinstance(rest[0], Normalize) and head.spec.dtype == torch.uint8:
             self._constants = rest[0].scale_and_shift(torch.uint8)
-        self.why = f"{', '.join(type(one).__name__ for one in head.transforms) or 'no crop'} decides what is decoded"
+        self.why = "images are decoded"
+        if head.transforms:
+            self.why = f"{named(head.transforms)}: no more of an image is decoded than is shown"
 
     def open(self, opened: Opened) -> None:
         """Takes the reader."""

@@ -56,7 +56,7 @@ class DecodeOnDevice(Stage):
         self._data, self._backend, self._augmentation, self._head = data, backend, augmentation, head
         self._channels = data.image_spec()[0][0]
         self._known = np.full(data.dataset.file.num_rows, _UNSEEN, np.uint8)
-        self.why = "decode='device', and the device decodes JPEGs"
+        self.why = 'decode="device": stored JPEGs are decoded there'
 
     def open(self, opened: Opened) -> None:
         """Takes the reader, and pinned memory."""

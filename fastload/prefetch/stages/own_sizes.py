@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fastload.dataset import as_handed_over
 from fastload.errors import OptionError
-from fastload.prefetch.augmentation import Augmentation
+from fastload.prefetch.augmentation import Augmentation, named
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import BatchForm
 from fastload.prefetch.stage import Layout, Opened, Stage, Where
@@ -68,7 +68,8 @@ class DecodeOwnSizes(Stage):
         self._augmentation, self._head, self._leaves = augmentation, head, leaves
         self._has_masks = "masks" in data.dataset.fields
         self._memory = _Memory()
-        self.why = "the batch has images of their own sizes"
+        first = f"{named(head.transforms)}: no more of an image is decoded than is shown; " if head.count else ""
+        self.why = f"{first}images keep their own sizes"
 
     def open(self, opened: Opened) -> None:
         """Takes the reader."""
@@ -179,7 +180,7 @@ class TransformEach(Stage):
 
     def __init__(self, data: PackedInput, augmentation: Augmentation, where: Where) -> None:
         self._data, self._augmentation, self.where = data, augmentation, where
-        self.why = "each image has its own size"
+        self.why = f"{named(augmentation.left)}: each image by itself, as it has its own size"
 
     def output(self, given: Layout) -> Layout:
         """Returns the same fields; what moves with the images is float32."""
@@ -214,7 +215,7 @@ class PadImages(Stage):
     def __init__(self, form: BatchForm, ignore_index: int, where: Where, *, on_device: bool = False) -> None:
         self._form, self._ignore_index, self.where = form, ignore_index, where
         self._padded = padded_by_mask if on_device else padded
-        self.why = "batch='pad'" + (f", to multiples of {form.pad_to}" if form.pad_to > 1 else "")
+        self.why = "to the largest image of the batch" + (f", in multiples of {form.pad_to}" if form.pad_to > 1 else "")
 
     def run(self, work: Work) -> None:
         """Pads."""
@@ -235,7 +236,8 @@ class SendPixels(Stage):
 
     def __init__(self, form: BatchForm | None, ignore_index: int) -> None:
         self._form, self._ignore_index = form, ignore_index
-        self.why = "they lie in no slot" + (", and are padded on their way" if form is not None else "")
+        way = ", padded on their way" if form is not None else ""
+        self.why = f"images and masks to the device, in one piece each{way}"
 
     def open(self, opened: Opened) -> None:
         """Takes pinned memory."""
@@ -286,7 +288,7 @@ class SetPixelsApart(Stage):
     where = Where.THREAD
 
     def __init__(self) -> None:
-        self.why = "they lie in no slot"
+        self.why = "images and masks have memory of their own"
 
     def run(self, work: Work) -> None:
         """Moves them to what goes beside the slot."""
@@ -301,7 +303,7 @@ class JoinPixels(Stage):
     where = Where.USE
 
     def __init__(self) -> None:
-        self.why = "they lie in no slot"
+        self.why = "images and masks have memory of their own"
 
     def run(self, work: Work) -> None:
         """Joins."""

@@ -34,7 +34,10 @@ class GatherRows(Stage):
     ) -> None:
         self._file, self._into_slot, self._mapped = dataset.file, into_slot, mapped
         self._layout = [item for item in dataset.layout() if item[0] in names]
-        self.why = "the stages behind it change them" if not into_slot else "they are handed over as they lie there"
+        known = ", ".join(name for name, _, _ in self._layout)
+        self.why = f"{known or 'no field'}: " + ("as the file has them" if into_slot else "for the stages behind it")
+        if mapped is not None:
+            self.why += "; images stay where they are mapped"
 
     def open(self, opened: Opened) -> None:
         """Takes the reader; images that the transforms take from the mapping are left to them."""
@@ -134,6 +137,7 @@ class Store(Stage):
     """Copies the fields that do not lie in the slot yet to their places there."""
 
     where = Where.THREAD
+    why = "into the memory of the batch, what does not lie there yet"
     divisible = True
 
     def run(self, work: Work) -> None:
@@ -149,6 +153,7 @@ class WriteFacts(Stage):
     """Writes row numbers and valid flags into the slot, so that they go to a device with the samples, in one copy."""
 
     where = Where.THREAD
+    why = "batch.rows and batch.valid cross the bus with the samples"
     divisible = True
 
     def beside(self, batch_size: int) -> list[SlotField]:
@@ -167,6 +172,7 @@ class ReadTexts(Stage):
 
     def __init__(self, dataset: PackedDataset, read: Read, *, alone: bool) -> None:
         self._dataset = dataset
+        self.why = f"{', '.join(dataset.text_fields)}: texts are no tensors, and go to no device"
         # Where rows come from a cache, nothing else reads the file, or has compared the rows.
         self._own = with_counts(dataset.file, dataset.text_fields) if alone else ()
         self._read = read
@@ -209,6 +215,7 @@ class Present(Stage):
     where = Where.THREAD
 
     def __init__(self, file: PackedFile | None) -> None:
+        self.why = "the memory of the batch as tensors, without a copy"
         self._file = file  # whose rows lie in the slot as they are; None: they lie there as they are handed over
         self.ring: Ring | None = None  # set when its slots are known
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fastload.plan import PlannedBatch
-from fastload.prefetch.augmentation import Augmentation
+from fastload.prefetch.augmentation import Augmentation, named
 from fastload.prefetch.ring import SlotField
 from fastload.prefetch.stage import Layout, Stage, Where
 from fastload.prefetch.stages.rows import MappedImages
@@ -29,7 +29,7 @@ class TransformInThread(Stage):
         self._augmentation, self._mapped = augmentation, mapped
         self.alone = augmentation.mixes
         self.divisible = not augmentation.mixes
-        self.why = "the batch is on the CPU, used once, and each transform may run in threads"
+        self.why = f"{named(augmentation.left)}: on the CPU, used once, and safe in threads"
 
     def output(self, given: Layout) -> Layout:
         """Returns the form of its output, found with a batch of one black image."""
@@ -92,7 +92,7 @@ class DrawNumbers(Stage):
 
     def __init__(self, augmentation: Augmentation, uses: int, spec: ImageSpec | None) -> None:
         self._augmentation, self._uses, self.spec = augmentation, uses, spec
-        self.why = "the kernel needs them, and they cross the bus with the slot"
+        self.why = "random numbers of the transforms, which cross the bus with the samples"
 
     @property
     def _pipeline(self) -> Pipeline:
