@@ -421,10 +421,11 @@ static inline int64_t drawn_below(uint64_t key, int64_t high)
     return (int64_t)(((bits >> 32) * wide + ((bits & 0xFFFFFFFF) * wide >> 32)) >> 32);
 }
 
-/* Keys (echoes, count) of samples; `key` is of seed and epoch, `times` may be NULL. */
-EXPORT void fastload_draw_keys(uint64_t key, const int64_t *rows, const int64_t *times, int64_t count, uint64_t echo,
-                               int64_t echoes, uint64_t *keys)
+/* Keys (echoes, count) of samples; `times` may be NULL. */
+EXPORT void fastload_draw_keys(uint64_t seed, uint64_t epoch, const int64_t *rows, const int64_t *times, int64_t count,
+                               uint64_t echo, int64_t echoes, uint64_t *keys)
 {
+    uint64_t key = mixed(mixed(seed) ^ epoch);
     for (int64_t i = 0; i < count; i++) {
         uint64_t of_row = mixed((uint64_t)rows[i] ^ key);
         if (times && times[i] > 0)
@@ -529,10 +530,12 @@ static void resized_size(const int64_t *size, int64_t side, int64_t max_size, in
  *
  * sizes: of the images, `sizes_step` numbers apart, 0: all have one.
  * placed: (4, count, 2), first, window, scaled, offset; turned: (count, 2).
+ * table: (count, 10), the same numbers of each sample side by side; may be NULL.
  * Returns 0 where a number is not sure, or a window does not fit: NumPy draws them then.
  */
 EXPORT int fastload_draw_placement(const uint64_t *keys, int64_t count, const int64_t *sizes, int64_t sizes_step,
-                                   const Move *moves, int64_t num_moves, int64_t *placed, uint8_t *turned)
+                                   const Move *moves, int64_t num_moves, int64_t *placed, uint8_t *turned,
+                                   int32_t *table)
 {
     int64_t *firsts = placed, *windows = placed + 2 * count, *scaled = windows + 2 * count;
     int64_t *offsets = scaled + 2 * count;
@@ -593,6 +596,14 @@ EXPORT int fastload_draw_placement(const uint64_t *keys, int64_t count, const in
             if (move->kind == FLIP)
                 turned[move->option] ^= drawn_uniform(key) < move->p;
         }
+        for (int axis = 0; table && axis < 2; axis++, table++) {
+            table[0] = (int32_t)firsts[axis];
+            table[2] = (int32_t)windows[axis];
+            table[4] = (int32_t)scaled[axis];
+            table[6] = (int32_t)offsets[axis];
+            table[8] = turned[axis];
+        }
+        table += table ? 8 : 0;
     }
     return 1;
 }

@@ -74,10 +74,10 @@ def library() -> Any:
     for functions in (found, _keeping_the_gil()):
         functions.fastload_digest.argtypes = (*[pointer] * 3, number, number, small, pointer)
         functions.fastload_digest.restype = None
-        functions.fastload_draw_keys.argtypes = (word, pointer, pointer, number, word, number, pointer)
+        functions.fastload_draw_keys.argtypes = (word, word, pointer, pointer, number, word, number, pointer)
         functions.fastload_draw_keys.restype = None
         functions.fastload_draw_placement.argtypes = (
-            pointer, number, pointer, number, ctypes.c_char_p, number, pointer, pointer
+            pointer, number, pointer, number, ctypes.c_char_p, number, *[pointer] * 3
         )  # fmt: skip
     found.fastload_crc32c.argtypes, found.fastload_crc32c.restype = (ctypes.c_char_p, number, pointer), ctypes.c_uint32
     found.fastload_place.argtypes = (pointer, pointer, number, pointer, *numbers, *[pointer] * 2, small, *[pointer] * 2)
@@ -289,15 +289,16 @@ def permute(
 
 
 def draw_keys(
-    key: int, rows: NDArray[np.int64], times: NDArray[np.int64] | None, echo: int, echoes: int
+    seed: int, epoch: int, rows: NDArray[np.int64], times: NDArray[np.int64] | None, echo: int, echoes: int
 ) -> NDArray[np.uint64]:
-    """Returns the keys of samples for so many uses from `echo` on, uint64 (echoes * B,); as `Draws` makes them.
+    """Returns the keys of samples for so many uses from `echo` on, uint64 (echoes * B,), as `Draws` makes them.
 
-    `key` is of seed and epoch; rows and times are C-contiguous, (B,).
+    Numbers are below 2**64; rows and times (B,), C-contiguous.
     """
     keys = np.empty(echoes * len(rows), np.uint64)
+    times_at = None if times is None else times.ctypes.data
     _drawing(keys.size).fastload_draw_keys(
-        key, rows.ctypes.data, None if times is None else times.ctypes.data, len(rows), echo, echoes, keys.ctypes.data
+        seed, epoch, rows.ctypes.data, times_at, len(rows), echo, echoes, keys.ctypes.data
     )
     return keys
 
@@ -310,7 +311,10 @@ MOVES = ("flip", "random crop", "center crop", "resize", "random resized crop")
 
 
 def draw_placement(
-    keys: NDArray[np.uint64], sizes: NDArray[np.int64], moves: Sequence[bytes]
+    keys: NDArray[np.uint64],
+    sizes: NDArray[np.int64],
+    moves: Sequence[bytes],
+    table: NDArray[np.int32] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]] | None:
     """Returns where pixels of B samples come from, as moves draw it one after another, of which one resizes at most.
 
@@ -318,6 +322,7 @@ def draw_placement(
         keys: uint64 (B,), C-contiguous.
         sizes: int64 (B or 1, 2), of the images.
         moves: each as MOVE packs it.
+        table: int32 (B * 10,), C-contiguous, for the same numbers side by side; None: they are not wanted.
 
     Returns:
         int64 (4, B, 2), `first`, `window`, `scaled` and `offset` of a placement, and bool (B, 2), `turned`.
@@ -328,7 +333,7 @@ def draw_placement(
     placed, turned = np.empty((4, count, 2), np.int64), np.empty((count, 2), np.bool_)
     done = _drawing(count).fastload_draw_placement(
         keys.ctypes.data, count, sizes.ctypes.data, 2 * (len(sizes) > 1), b"".join(moves), len(moves),
-        placed.ctypes.data, turned.ctypes.data,
+        placed.ctypes.data, turned.ctypes.data, None if table is None else table.ctypes.data,
     )  # fmt: skip
     return (placed, turned) if done else None
 

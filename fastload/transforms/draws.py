@@ -15,7 +15,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.plan.permutation import mix64
 from fastload.system import native
 
 _WORD = (1 << 64) - 1
@@ -64,13 +63,16 @@ class Draws:
         # Not before they are asked for: a batch whose numbers were drawn beforehand needs none.
         if self._made is None:
             seed, epoch, rows, echo, echoes, times = self._given
-            key = mix64((mix64(int(seed) + _GOLDEN) ^ (int(epoch) & _WORD)) + _GOLDEN)
             rows = np.ascontiguousarray(rows, np.int64)
             if native.library() is not None:
                 times = None if times is None else np.ascontiguousarray(times, np.int64)
-                self._made = native.draw_keys(key, rows, times, int(echo) & _WORD, echoes)
+                self._made = native.draw_keys(
+                    int(seed) & _WORD, int(epoch) & _WORD, rows, times, int(echo) & _WORD, echoes
+                )
                 return self._made
-            keys = _mix(rows.view(np.uint64) ^ np.uint64(key))
+            key = _mix(np.array([int(seed) & _WORD], np.uint64))
+            key = _mix(key ^ np.uint64(int(epoch) & _WORD))
+            keys = _mix(rows.view(np.uint64) ^ key)
             if times is not None:
                 again = times.view(np.uint64)
                 keys = np.where(times > 0, _mix(keys ^ (again * np.uint64(_TIMES))), keys)
