@@ -121,6 +121,8 @@ class FusedPass:
                 views.append((name, True, (len(values),), (1,), first))
                 first += len(values)
             self._views[key] = views
+        # A tensor by itself: what is kept with `words` and is a view of them would keep them for good.
+        words = words.data
         floats, begin = words.view(torch.float32), begin + int(words.storage_offset())
         return gpu.PassTables(
             **{
