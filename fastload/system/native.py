@@ -1,4 +1,4 @@
-"""The compiled loops of native.c, where they were built: rows copied and images made without the GIL, values permuted.
+"""The compiled loops of native.c, where they were built: rows copied, images made, values permuted, numbers drawn.
 
 Optional: `library` is None where the package was installed without a C compiler, or FASTLOAD_NATIVE=0 is set, and every
 caller uses NumPy, simplejpeg and torch instead then. A checkout has it after `python tools/build_native.py`. No
@@ -76,6 +76,9 @@ def library() -> Any:
         functions.fastload_digest.restype = None
         functions.fastload_draw_keys.argtypes = (word, word, pointer, pointer, number, word, number, pointer)
         functions.fastload_draw_keys.restype = None
+        functions.fastload_draw_sides.argtypes = (
+            pointer, number, pointer, number, ctypes.c_char_p, number, pointer, number, *[pointer] * 2
+        )  # fmt: skip
         functions.fastload_draw_placement.argtypes = (
             pointer, number, pointer, number, ctypes.c_char_p, number, *[pointer] * 3
         )  # fmt: skip
@@ -301,6 +304,34 @@ def draw_keys(
         seed, epoch, rows.ctypes.data, times_at, len(rows), echo, echoes, keys.ctypes.data
     )
     return keys
+
+
+_SHAPE = struct.Struct("2d 2d")
+
+
+def draw_sides(
+    keys: NDArray[np.uint64],
+    areas: NDArray[np.int64],
+    scale: tuple[float, float],
+    log_ratio: tuple[float, float],
+    least: int,
+    most: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]] | None:
+    """Returns what `transforms.draws.rectangle_sides` does; None where NumPy has to draw it, as in `draw_placement`.
+
+    Args:
+        keys: uint64 (B,), C-contiguous.
+        areas: int64 (B,), or of all rectangles one number.
+        scale, log_ratio, least: bounds.
+        most: int64 (B or 1, 2), or (2,).
+    """
+    count, areas, most = len(keys), np.ascontiguousarray(areas, np.int64), np.ascontiguousarray(most, np.int64)
+    sides, found = np.empty((count, 2), np.int64), np.empty(count, np.bool_)
+    done = _drawing(count).fastload_draw_sides(
+        keys.ctypes.data, count, areas.ctypes.data, areas.size > 1, _SHAPE.pack(*scale, *log_ratio), least,
+        most.ctypes.data, 2 * (most.size > 2), sides.ctypes.data, found.ctypes.data,
+    )  # fmt: skip
+    return (sides, found) if done else None
 
 
 MOVE = struct.Struct("q Q 2q 4q q d 2d 2d 2d")

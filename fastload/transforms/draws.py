@@ -1,7 +1,7 @@
 """Random numbers for the samples of a batch: the same for a sample wherever, and in whatever batch, it is processed.
 
 A number is a hash of (seed, epoch, row, echo, stream...), so nothing is carried from one batch to the next: neither
-batch composition, nor worker count, world size or device changes how a sample is augmented. NumPy draws them on the
+batch composition, nor worker count, world size or device changes how a sample is augmented. They are drawn on the
 host for every device (integers are bit-equal everywhere); a device gets them as a tensor of B numbers.
 
 The hash is SplitMix64's finalizer, applied once per part: Steele, Lea and Flood, "Fast splittable pseudorandom number
@@ -138,10 +138,13 @@ def rectangle_sides(
     Its part of the area, (B,) or one, is drawn evenly from `scale`, the logarithm of first / second side evenly from
     `ratio`. Of ten attempts the first counts whose sides are from `least` to `most`, (B, 2) or (2,).
     """
-    count = len(draws)
+    count, (low, high) = len(draws), map(math.log, ratio)
+    if native.library() is not None and count:
+        drawn = native.draw_sides(draws.keys, area, scale, (low, high), least, most)
+        if drawn is not None:
+            return drawn
     sides, found = np.zeros((count, 2), np.int64), np.zeros(count, np.bool_)
     area, most = np.broadcast_to(area, (count,)), np.broadcast_to(most, (count, 2))
-    low, high = (math.log(end) for end in ratio)
     left = np.arange(count)
     # A call of NumPy costs more than these few numbers: all attempts after the first are made at once, 2.5 times as
     # fast for 256 samples.

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fastload.system import native
 from fastload.transforms import Draws
+from fastload.transforms.draws import rectangle_sides
 
 WORD = (1 << 64) - 1
 
@@ -58,6 +60,31 @@ def test_bounds_may_differ_by_sample():
     drawn = Draws(0, 0, np.arange(1000)).integers(low, high)
     assert drawn.dtype == np.int64
     assert ((low <= drawn) & (drawn < high)).all()
+
+
+@pytest.mark.skipif(native.library() is None, reason="needs the compiled loops")
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    size=st.tuples(st.integers(1, 9), st.integers(1, 9)) | st.tuples(st.integers(1, 4000), st.integers(1, 4000)),
+    own_sizes=st.booleans(),
+    scale=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
+    ratio=st.tuples(st.floats(0.01, 100), st.floats(0.01, 100)).map(sorted),
+    least=st.integers(0, 2),
+)
+@example(0, (5, 5), False, (0.25, 0.25), (1, 1), 0)  # sides of 2.5
+@example(0, (6, 5), True, (0, 0), (1, 1), 0)
+@example(0, (10, 10), False, (1, 1), (50, 50), 1)  # never fits
+def test_rectangles_are_drawn_as_numpy_draws_them(seed, size, own_sizes, scale, ratio, least):
+    draws = Draws(seed, 0, np.arange(20)).stream(3)
+    most = np.array(size) + np.arange(20)[:, None] if own_sizes else np.array(size)
+    area = most.prod(axis=-1)
+    compiled = rectangle_sides(draws, area, scale, ratio, least=least, most=most)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library", lambda: None)
+        expected = rectangle_sides(draws, area, scale, ratio, least=least, most=most)
+    for one, other in zip(compiled, expected, strict=True):
+        assert np.array_equal(one, other)
+        assert one.dtype == other.dtype
 
 
 def test_an_empty_range_is_a_bug_of_the_caller():
