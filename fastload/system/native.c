@@ -436,6 +436,13 @@ EXPORT void fastload_draw_keys(uint64_t seed, uint64_t epoch, const int64_t *row
     }
 }
 
+/* Mixes each word after an exclusive or with one: keys of a stream, or the bits of a number. */
+EXPORT void fastload_draw_mixed(const uint64_t *words, int64_t count, uint64_t with, uint64_t *output)
+{
+    for (int64_t i = 0; i < count; i++)
+        output[i] = mixed(words[i] ^ with);
+}
+
 /* Bounds of a rectangle's part of an area, and of the logarithm of its first over its second side. */
 typedef struct {
     double scale[2], log_ratio[2];

@@ -76,6 +76,8 @@ def library() -> Any:
         functions.fastload_digest.restype = None
         functions.fastload_draw_keys.argtypes = (word, word, pointer, pointer, number, word, number, pointer)
         functions.fastload_draw_keys.restype = None
+        functions.fastload_draw_mixed.argtypes = (pointer, number, word, pointer)
+        functions.fastload_draw_mixed.restype = None
         functions.fastload_draw_sides.argtypes = (
             pointer, number, pointer, number, ctypes.c_char_p, number, pointer, number, *[pointer] * 2
         )  # fmt: skip
@@ -304,6 +306,13 @@ def draw_keys(
         seed, epoch, rows.ctypes.data, times_at, len(rows), echo, echoes, keys.ctypes.data
     )
     return keys
+
+
+def draw_mixed(words: NDArray[np.uint64], word: int) -> NDArray[np.uint64]:
+    """Returns the mix of `words ^ word`, as `transforms.draws` has it: uint64 of the same shape, C-contiguous both."""
+    mixed = np.empty(words.shape, np.uint64)
+    _drawing(words.size).fastload_draw_mixed(words.ctypes.data, words.size, word, mixed.ctypes.data)
+    return mixed
 
 
 _SHAPE = struct.Struct("2d 2d")

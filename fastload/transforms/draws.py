@@ -91,11 +91,11 @@ class Draws:
 
     def stream(self, index: int) -> Draws:
         """Returns draws for the same samples, independent of all other and nested streams; index 0 to 2**64 - 1."""
-        return self._with(_mix(self.keys ^ np.uint64(index)))
+        return self._with(_mix_with(self.keys, index))
 
     def of_samples(self, some: slice) -> Draws:
         """Returns the draws of some samples of the batch: as `Draws` of their rows alone."""
-        return self._with(self.keys[some])
+        return self._with(np.ascontiguousarray(self.keys[some]))
 
     def _with(self, keys: NDArray[np.uint64]) -> Draws:
         draws = object.__new__(Draws)
@@ -121,7 +121,7 @@ class Draws:
         return (self._bits() >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def _bits(self) -> NDArray[np.uint64]:
-        return _mix(self.keys ^ np.uint64(_OUTPUT))
+        return _mix_with(self.keys, _OUTPUT)
 
 
 def rectangle_sides(
@@ -165,6 +165,12 @@ def rectangle_sides(
         if not len(left):
             break
     return sides, found
+
+
+def _mix_with(words: NDArray[np.uint64], word: int) -> NDArray[np.uint64]:
+    if native.library() is not None:
+        return native.draw_mixed(words, int(word))
+    return _mix(words ^ np.uint64(word))
 
 
 def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -55,6 +55,30 @@ def test_integers_are_exact_multiply_shift_of_a_splitmix_hash(seed, epoch, rows,
     assert draws.uniform().tolist() == [(bits >> 11) / 2**53 for bits in expected]
 
 
+@pytest.mark.skipif(native.library() is None, reason="needs the compiled loops")
+@given(
+    count=st.sampled_from([0, 1, 7, 2 * native.HELD_SAMPLES]),
+    seed=st.integers(-(2**70), 2**70),
+    echo=st.integers(0, 9),
+    echoes=st.integers(1, 3),
+    stream=st.integers(0, 2**64 - 1),
+    again=st.booleans(),
+    step=st.sampled_from([1, 3, -1]),
+)
+def test_numbers_are_the_same_without_the_compiled_loops(count, seed, echo, echoes, stream, again, step):
+    rows = np.random.default_rng(count).integers(0, 2**62, 2 * count)[::2]
+    times = np.arange(count) % 4 if again else None
+
+    def drawn() -> np.ndarray:
+        draws = Draws(seed, 3, rows, echo, echoes=echoes, times=times)
+        return draws.of_samples(slice(None, None, step)).stream(stream).uniform()
+
+    compiled = drawn()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library", lambda: None)
+        assert np.array_equal(compiled, drawn())
+
+
 def test_bounds_may_differ_by_sample():
     low, high = np.arange(1000) - 500, np.arange(1000) * 3 - 499
     drawn = Draws(0, 0, np.arange(1000)).integers(low, high)
