@@ -378,7 +378,7 @@ class ProcessPool:
 
     def skip_before(self, run: int) -> None:
         """Lets the workers skip the batches of runs with lower numbers; they finish the sample they are at."""
-        if not self._closed and self._pid == os.getpid():  # a fork's feed has no workers, but the same memory
+        if not self._closed and self._pid == os.getpid():  # a fork's pool has no workers, but the same memory
             self._wanted_from = self._wanted[0] = run
 
     def begin_pass(self) -> None:

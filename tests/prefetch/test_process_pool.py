@@ -820,7 +820,9 @@ def test_a_batch_goes_to_its_device_in_one_copy_with_what_was_drawn(
     expected.close()
     device = Device()
     loader, record, recorded = FastLoader(dataset, 16, device=device, **options), device.record, []
-    device.record = lambda again=None: recorded.append(device.crossed) or record(again)  # once for each batch that is brought there
+    device.record = lambda again=None: (
+        recorded.append(device.crossed) or record(again)
+    )  # once for each batch that is brought there
     if transforms is CHANGING:
         monkeypatch.setattr(fastload.transforms.engine.pipeline, "drawn_now", None)
     for epoch in range(2):

@@ -65,7 +65,15 @@ def test_threads_that_copy_are_no_more_than_cpus_nor_pin_more_than_is_fair(cpus,
 
 @pytest.mark.parametrize(
     ("cpus", "ranks", "device", "threads"),
-    [(16, 1, False, 2), (16, 1, True, 12), (15, 1, True, 8), (16, 2, True, 7), (16, 4, True, 3), (16, 8, True, 2), (4, 8, True, 1)],
+    [
+        (16, 1, False, 2),
+        (16, 1, True, 12),
+        (15, 1, True, 8),
+        (16, 2, True, 7),
+        (16, 4, True, 3),
+        (16, 8, True, 2),
+        (4, 8, True, 1),
+    ],
 )
 def test_a_loader_takes_the_cpus_of_its_rank(packed, with_cpus, cpus, ranks, device, threads):
     with_cpus(cpus, ranks)
