@@ -105,7 +105,7 @@ class MetaBackend(Backend):
     def fill(self, destination: torch.Tensor, host: torch.Tensor) -> None:
         pass
 
-    def record(self) -> Any:
+    def record(self, again: Any = None) -> Any:
         return None
 
     def finished(self, event: Any) -> bool:
@@ -157,7 +157,7 @@ def times(data: Path, kind: str, pause: str, batch_size: int, count: int) -> dic
     batches, step = iter(loader), 0
     for number in range((count + 10) * echo):
         # A look inside; of checkouts in which it had another name, too.
-        ahead: Any = getattr(loader, "_batches", None) or loader._stage  # type: ignore[attr-defined]
+        ahead: Any = getattr(loader, "_producer", None) or loader._batches  # type: ignore[attr-defined]
         while ahead is not None and ahead.depth() == 0:
             time.sleep(1e-4)
         PAUSES[pause]()

@@ -243,9 +243,9 @@ class Bench:
             fetched = []
             with self.opened(self.small, limit, in_flight=4) as dataset, loader_of(dataset, 16, window=4) as loader:
                 for _ in range(2 + self.options.epochs):
-                    before = remote_of(dataset).current().counts.chunks
+                    before = remote_of(dataset).cache.current().counts.chunks
                     sum(1 for _ in loader)
-                    fetched.append((remote_of(dataset).current().counts.chunks - before) / chunks)
+                    fetched.append((remote_of(dataset).cache.current().counts.chunks - before) / chunks)
                 held = remote_of(dataset).room.fitting / chunks
             later = fetched[2:]
             self.journal.note(f"cache-{part}", target="<= 0.02", file=self.about(self.small), max_bytes=limit,
@@ -344,13 +344,13 @@ class Bench:
         for latency_s, bytes_per_s, connections, path in list(grid)[: 2 if self.options.quick else None]:
             self.server.set(latency_s=latency_s, bytes_per_s=bytes_per_s)
             with self.opened(path, in_flight=connections) as dataset, loader_of(dataset, 256) as loader:
-                chunk_bytes, before = remote_of(dataset).room.largest, remote_of(dataset).current().counts.bytes
+                chunk_bytes, before = remote_of(dataset).room.largest, remote_of(dataset).cache.current().counts.bytes
                 begin, count = time.perf_counter(), 0
                 for batch in loader:
                     count += batch[0].numel()
                     if count > 4e8:
                         break
-                rate = (remote_of(dataset).current().counts.bytes - before) / (time.perf_counter() - begin)
+                rate = (remote_of(dataset).cache.current().counts.bytes - before) / (time.perf_counter() - begin)
             allowed = connections * chunk_bytes / (latency_s + chunk_bytes / bytes_per_s)
             self.journal.note("sizes", latency_s=latency_s, bytes_per_s_a_connection=bytes_per_s,
                               connections=connections, chunk_bytes=chunk_bytes, bytes_per_s=rate,

@@ -36,7 +36,10 @@ nitpick_ignore_regex = [
     # Types of results and arguments that are not public names.
     ("py:class", r"fastload\.\w+\..+"),
     # The same as FastLoader's own signature writes them.
-    ("py:class", r"Dataset|Shuffle|Ends|ShareOption|Echo|CacheOption|Read|CheckOption"),
+    (
+        "py:class",
+        r"Dataset|Source|Shuffle|Ends|ShareOption|WorkersOption|Echo|CacheOption|BatchOption|Read|CheckOption",
+    ),
 ]
 
 html_theme = "furo"

@@ -33,7 +33,7 @@ from fastload.errors import (
 )
 from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import PIXEL_FIELDS, Field, FileIdentity, PackedFile, read_header, with_digests
-from fastload.format.joined import open_files
+from fastload.format.joined import check_list, open_files
 from fastload.format.valid import folder_of_files
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
@@ -43,7 +43,7 @@ from fastload.read.linear import Read
 from fastload.read.readahead import ReadAhead
 from fastload.read.row_check import Check
 from fastload.read.row_errors import sample_name
-from fastload.read.rows import Rows, open_rows
+from fastload.read.rows import Rows, open_rows, texts_of
 from fastload.remote.open_url import open_remote
 from fastload.remote.options import Remote, is_url
 from fastload.system.text import counted, object_html, object_text
@@ -131,9 +131,7 @@ class PackedDataset(Dataset[Any]):
         remote: Remote | None = None,
     ) -> None:
         self._in_loader = False
-        check_choice("check", check, ("auto", "always", "first", None))
-        check_choice("read", read, ("auto", "map", "pread"))
-        check_choice("on_damage", on_damage, ("raise", "skip"))
+        _check_reading(check, read, on_damage)
         if decode not in ("cpu", "device"):
             raise OptionError(f'PackedDataset(decode={decode!r}): JPEGs are decoded by the "cpu" or the "device"')
         given: object = transform
@@ -163,7 +161,7 @@ class PackedDataset(Dataset[Any]):
         if on_damage == "skip" and self.check is None:
             raise OptionError(
                 f'on_damage="skip": no row of {self._file.name} is compared with a digest, so none is known to be '
-                f"damaged. It takes a file of `fastload pack`, and check other than None."
+                f"damaged. It takes a file of `fastload pack`."
             )
         self.read: Read = read
         self.on_damage: OnDamage = on_damage
@@ -178,9 +176,8 @@ class PackedDataset(Dataset[Any]):
         self._reader: Rows | None = None
         _ = self.sample_transform  # says now which fields cannot follow it
 
-    @classmethod
+    @staticmethod
     def from_folder(
-        cls,
         folder: str | os.PathLike[str],
         *,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -209,6 +206,7 @@ class PackedDataset(Dataset[Any]):
         # Imported here, as who reads packed files does not need the packer.
         from fastload.pack.unpacked import open_unpacked
 
+        _check_reading(check, read, on_damage)
         path = Path(folder)
         if not path.exists():
             raise MissingFileError(f"{path}: no such folder or archive. Give a folder, .zip or .tar of images.")
@@ -670,7 +668,7 @@ class PackedDataset(Dataset[Any]):
         if "key" not in self.file.fields:
             return tuple(map(str, rows.tolist()))
         with closing(open_rows(self.file, ["key"])) as reader:
-            return tuple(reader.texts("key", rows))
+            return tuple(texts_of(reader, "key", rows))
 
     def layout(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
         """Returns name, shape of a row and native dtype of each field that is read from the file, but for texts.
@@ -689,7 +687,7 @@ class PackedDataset(Dataset[Any]):
 
     def texts(self, reader: Rows, rows: NDArray[np.int64]) -> dict[str, list[Any]]:
         """Returns the texts of rows, by field; the reader has compared the rows, where they are to be."""
-        return {name: reader.texts(name, rows) for name in self.text_fields}
+        return {name: texts_of(reader, name, rows) for name in self.text_fields}
 
 
 class UnpackedDataset(PackedDataset):
@@ -738,6 +736,9 @@ class UnpackedDataset(PackedDataset):
         """Returns one that announces nothing."""
         return _NothingAhead()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_file": self._file}
+
 
 class _NothingAhead:
     def announce(self, rows: NDArray[np.int64]) -> None:
@@ -753,6 +754,17 @@ def _packed_of(folder: UnpackedFolder, *, check: CheckOption, read: Read, on_dam
     folder.check_same(dataset.file)
     dataset._of_folder = folder.identity
     return dataset
+
+
+def _check_reading(check: object, read: object, on_damage: object) -> None:
+    """Raises OptionError for options that have no meaning, whatever the file."""
+    check_choice("check", check, ("auto", "always", "first", None))
+    check_choice("read", read, ("auto", "map", "pread"))
+    check_choice("on_damage", on_damage, ("raise", "skip"))
+    if on_damage == "skip" and check is None:
+        raise OptionError(
+            'on_damage="skip": rows are known to be damaged by their digests, so it takes a check other than None.'
+        )
 
 
 def is_unpacked(path: Path) -> bool:
@@ -787,7 +799,7 @@ _FIXED_IN_LOADERS = frozenset(("transform", "decode"))
 def _is_one_number(file: PackedFile, name: str) -> bool:
     """Whether a field is one whole number a row, which may mean a class."""
     field = file.fields[name]
-    return field.dtype.kind in "iu" and not field.shape and field.ragged is None and name not in _BOOKKEEPING
+    return field.dtype.kind in "iu" and not field.shape and name not in _BOOKKEEPING
 
 
 def positions_of(where: str, rows: Any) -> NDArray[np.int64]:
@@ -806,6 +818,7 @@ def positions_of(where: str, rows: Any) -> NDArray[np.int64]:
 def _urls_of(path: Any) -> str | tuple[str, ...]:
     """Returns the URL, or the URLs of a list that has some; "" for files of this machine."""
     if isinstance(path, (list, tuple)):
+        check_list(path)
         return tuple(map(str, path)) if any(map(is_url, path)) else ""
     return str(path) if is_url(path) else ""
 

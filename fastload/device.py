@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -83,9 +83,13 @@ class Backend:
         """Returns a context within which work and memory belong to the side stream."""
         return torch.cuda.stream(self._stream)
 
-    def copy(self, host: torch.Tensor) -> torch.Tensor:
-        """Returns a new device tensor to which the current stream copies `host`; same shape and memory order."""
-        return torch.empty_like(host, device=self.device).copy_(host, non_blocking=True)
+    def copy(self, host: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns a device tensor to which the current stream copies `host`; same shape and memory order.
+
+        It is a new one unless one is given.
+        """
+        there = torch.empty_like(host, device=self.device) if into is None else into
+        return there.copy_(host, non_blocking=True)
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
@@ -173,13 +177,20 @@ class Backend:
         """Waits on the host until the device has done all work, on every stream."""
         torch.cuda.synchronize(self.device)
 
-    def record(self) -> Any:
-        """Returns an event that is finished when all work that the side stream was given so far is."""
-        return self._marked(self._stream)
+    def kernels(self) -> AbstractContextManager[Any]:
+        """Returns a context for launching kernels on what the side stream copies."""
+        return nullcontext()
 
-    def _marked(self, stream: Any) -> Any:
+    def record(self, again: Any = None) -> Any:
+        """Returns an event that is finished when all work that the side stream was given so far is.
+
+        `again`: an event that nobody waits for any more, to be that one.
+        """
+        return self._marked(self._stream, again)
+
+    def _marked(self, stream: Any, again: Any = None) -> Any:
         # Who waits for it sleeps: else `synchronize` keeps a CPU busy for as long as a copy takes.
-        event = cuda_event(blocking=True)
+        event = cuda_event(blocking=True) if again is None else again
         event.record(stream)
         return event
 

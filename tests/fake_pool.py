@@ -18,7 +18,7 @@ class FakePool:
     A work has a slot of its own that is never filled again, unless the test has others.
     """
 
-    number, watched_pass = 1, None
+    number, watched_pass, by_threads = 1, None, False  # the loop brings its works to a device, in turn with the test
     usable, short_switches = True, False
     worker_info = WorkerInfo(1, 1, by_threads=True)
 

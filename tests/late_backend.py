@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import threading
@@ -20,6 +21,23 @@ from fastload.timing.clocks import Clock, HostClock
 
 POISON = 0xEE
 NOT_YET_COPIED = 0xDD
+
+
+def locked(method):
+    """One thread at a time: copies are begun by another one than the loop's."""
+
+    @functools.wraps(method)
+    def inside(self, *arguments):
+        with self.lock:
+            return method(self, *arguments)
+
+    return inside
+
+
+class Inside(threading.local):
+    """Whether this thread's work belongs to the side stream."""
+
+    side_stream = False
 
 
 @dataclass
@@ -43,7 +61,8 @@ class LateBackend(Backend):
         self.begun = self.run = 0
         self.crossed = 0  # copies from the host
         self.queue: deque[tuple[Callable[[torch.Tensor], object], torch.Tensor]] = deque()
-        self.inside = False
+        self.lock = threading.RLock()
+        self.here = Inside()
         self.host_waits = 0
         self.compute_waits_for = LateEvent(0)
         self.readers: list[int] = []
@@ -123,34 +142,56 @@ class LateBackend(Backend):
     def fill(self, destination, source):
         self.run_kernel(destination.copy_, source)
 
+    @locked
     def run_kernel(self, kernel, source):
         assert self.inside, "a copy or a kernel on the compute stream"
         self.queue.append((kernel, source))
         self.begun += 1
 
+    @locked
     def drain(self):
         self.note_process()
         self.run_until(LateEvent(self.begun))
         self.computing = False
 
+    @property
+    def inside(self):
+        return self.here.side_stream
+
     @contextmanager
     def side_stream(self):
-        self.inside = True
-        yield
-        self.inside = False
+        self.here.side_stream = True
+        try:
+            yield
+        finally:
+            self.here.side_stream = False
 
-    def copy(self, host):
+    @contextmanager
+    def kernels(self):
+        """What runs within computes at once, and so behind all copies that were begun."""
+        assert self.inside, "a kernel on the compute stream"
+        with self.lock:
+            self.run_until(LateEvent(self.begun))
+        yield
+
+    @locked
+    def copy(self, host, into=None):
         if self.decodes_here():  # on a stream that nobody but the decoding thread waits for
             return host.clone()
         self.crossed += 1
-        device = self.garbage(torch.empty_like(host))
+        device = self.garbage(torch.empty_like(host)) if into is None else into
         self.fill(device, host)
         return device
 
-    def record(self):
+    @locked
+    def record(self, again=None):
         self.note_process()
-        return LateEvent(self.begun)
+        if again is None:
+            return LateEvent(self.begun)
+        again.after = self.begun
+        return again
 
+    @locked
     def finished(self, event):
         self.note_process()
         if self.run < event.after:
@@ -159,20 +200,24 @@ class LateBackend(Backend):
                 self.run_until(event)
         return self.run >= event.after
 
+    @locked
     def synchronize(self, event):
         self.note_process()
         self.host_waits += self.run < event.after
         self.run_until(event)
 
+    @locked
     def hand_over(self, event, tensors):
         assert not self.inside, "the side stream would wait for itself"
         self.compute_waits_for = event
         self.computing = True
         self.readers += [tensor.untyped_storage().data_ptr() for tensor in tensors]
 
+    @locked
     def compute(self):
         self.run_until(self.compute_waits_for)
 
+    @locked
     def run_until(self, event):
         while self.run < event.after:
             work, source = self.queue.popleft()
@@ -257,12 +302,12 @@ class TimedDevice(LateBackend):
         if len(self.ends) >= self.queue_length:
             self.now = self.ends.popleft()
 
-    def copy(self, host):
+    def copy(self, host, into=None):
         self.copied_at = max(self.now, self.copied_at) + self.copy_s
-        return super().copy(host)
+        return super().copy(host, into)
 
-    def record(self):
-        event = super().record()
+    def record(self, again=None):
+        event = super().record(again)
         event.at = self.copied_at
         return event
 
@@ -281,6 +326,7 @@ class TimedDevice(LateBackend):
         self.busy_until = max(self.busy_until, event.at)
         self.compute()
 
+    @locked
     def drain(self):
         self.now = max(self.now, self.busy_until, self.copied_at)
         super().drain()

@@ -161,9 +161,16 @@ def test_files_that_do_not_go_together_are_named_with_how_they_differ(files, tmp
     with pytest.raises(SourceError, match=r"`images`: rows of uint8 \(16, 12, 3\) in .*, rows of uint8 \(8, 8, 3\) in"):
         write_random(other, rows=5, size=(8, 8, 3), classes="abc", splits={"train": 3, "val": 2})
         PackedDataset([files[0], other])
-    for wrong in ([], [str(files[0]), 3]):
-        with pytest.raises(OptionError, match="give a list of packed files"):
-            PackedDataset(wrong)
+    for wrong, why in (
+        ([], r"\[\]: a list without a file has no rows. Give packed files"),
+        ([str(files[0]), 3], r"\[1\] of this list of files is 3 \(int\), not a path. Give packed files"),
+        (["s3://bucket/a.h5", 3], r"\[1\] of this list of files is 3 \(int\), not a path. Give packed files"),
+    ):
+        for opens in (PackedDataset, lambda given: FastLoader(given, 4)):
+            with pytest.raises(OptionError, match=why):
+                opens(wrong)
+    with pytest.raises(OptionError, match=r"3 \(int\) is neither a path nor a list of paths"):
+        PackedDataset(3)
     with pytest.raises(MissingFileError, match=r"none.h5: no such file"):
         PackedDataset([files[0], tmp_path / "none.h5"])
 

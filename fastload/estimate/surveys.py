@@ -14,7 +14,7 @@ from fastload.estimate.encodings import EncodingChoices, EncodingEstimates, Know
 from fastload.estimate.rates import Step, per_second
 from fastload.estimate.sample import row_maker, spread
 from fastload.format.codecs import NONE, Codec, has_zstd, parse_codec
-from fastload.format.header import PIXEL_FIELDS, PackedFile, read_header
+from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header, read_shard
 from fastload.format.ragged import RAW
 from fastload.pack.decisions import Form, RaggedPlan, jpegs_kept_and_made, row_sizes
 from fastload.pack.encode import HEADERS
@@ -23,6 +23,7 @@ from fastload.pack.survey import Survey
 from fastload.read.checked import close_readers
 from fastload.read.columns import open_columns
 from fastload.read.rows import open_rows
+from fastload.read.table import index_part
 from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Arrays, Masks
 from fastload.system.machine import available_cpus
@@ -141,17 +142,23 @@ def _known_sizes(file: PackedFile, threads: int) -> tuple[KnownSizes, bool]:
     num_bytes, small = dict.fromkeys(PIXEL_FIELDS, 0), False
     with open_columns(file) as hdf5:
         for name in file.fields.keys() & num_bytes:
-            field = file.fields[name]
-            if field.ragged is not None:
-                num_bytes[name] = int(hdf5[f"{name}_bytes"][()].sum())
-                compressed = bool((hdf5[f"{name}_encoding"][()] != RAW).any())
-            else:
-                compressed = bool(field.filters)
-                num_bytes[name] = hdf5[name].id.get_storage_size() if compressed else file.num_rows * field.row_bytes
+            filtered = bool(file.fields[name].filters)
+            stored = index_part(hdf5, file, name, "bytes").sum()
+            num_bytes[name] = _bytes_on_disk(file, name) if filtered else int(stored)
+            compressed = filtered or bool((index_part(hdf5, file, name, "encoding") != RAW).any())
             small |= name == "masks" and compressed
     filters = ", ".join(file.fields["images"].filters)
     chunked = (filters, lambda samples: _chunks_per_s(file, samples, threads)) if filters else None
     return KnownSizes(num_bytes["images"], num_bytes["masks"], chunked), small
+
+
+def _bytes_on_disk(file: PackedFile, name: str) -> int:
+    """Returns the bytes of a field's chunks as they are compressed, of all shards."""
+    total = 0
+    for number in range(len(file.shards.names)):
+        with open_hdf5(read_shard(file, number).path) as hdf5:
+            total += hdf5[name].id.get_storage_size()
+    return total
 
 
 def _chunks_per_s(file: PackedFile, samples: Sequence[int], threads: int) -> float:
@@ -160,7 +167,7 @@ def _chunks_per_s(file: PackedFile, samples: Sequence[int], threads: int) -> flo
     order = [samples[at] for at in spread(len(samples), len(samples))]
 
     def make() -> Step:
-        outs = {field.name: np.empty((1, *field.shape), field.dtype.newbyteorder("=")) for field in fields}
+        outs = {field.name: field.empty(1) for field in fields}
 
         def step(number: int) -> int:
             reader.gather(np.array([order[number % len(order)]]), outs)

@@ -35,6 +35,7 @@ from fastload.format.ragged import RaggedExtent
 from fastload.format.shards import INDEX_AGAIN, Shards, read_shards
 from fastload.format.valid import CHANGED, FORMAT_VERSION, bad, open_hdf5
 from fastload.system.files import is_below
+from fastload.timing.network import NetworkUse
 
 __all__ = ["FORMAT_VERSION", "Field", "FileIdentity", "PackedFile", "open_hdf5", "read_header"]
 
@@ -58,14 +59,11 @@ class Field:
     filters: tuple[str, ...] = ()  # names of its HDF5 filters, in order
     names: tuple[str, ...] = ()  # class, attribute or split names; empty when the dataset has none
     attrs: dict[str, Any] = field(default_factory=dict)  # its other attributes as plain Python values
-    # Extent of its encoded rows if they vary in length; dtype and shape then describe a decoded row, with 0 where rows
-    # differ, and offset is None
-    ragged: RaggedExtent | None = None
     # Of an index: whether `offset` is None only because the rows lie in several shards, back to back in each
     in_shards: bool = False
-    shard_bytes: tuple[int, ...] = ()  # of a ragged field: the bytes of its rows in each shard
     # Of labels that `PackedDataset.only` counts anew: number in the file -> number handed over, ascending; () as stored
     renumbered: tuple[tuple[int, int], ...] = ()
+    ragged: RaggedExtent | None = field(default=None, init=False)  # of a `RaggedField`
 
     @property
     def linear(self) -> bool:
@@ -73,22 +71,85 @@ class Field:
         return self.offset is not None or self.in_shards
 
     @property
+    def chunked(self) -> bool:
+        """Whether its rows are read through HDF5, chunk by chunk; else they are bytes at known places of the file."""
+        return not self.linear
+
+    @property
+    def base(self) -> int:
+        """The byte of the file at which its rows begin, unless they are chunked or the file is an index."""
+        return self.offset or 0
+
+    @property
     def varied(self) -> bool:
-        return self.ragged is not None and 0 in self.shape
+        """Whether its rows differ in shape."""
+        return False
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row in the file; their mean if it is ragged."""
-        if self.ragged is not None:
-            return max(1, self.ragged.num_bytes // self.ragged.num_rows)
         return math.prod(self.shape) * self.dtype.itemsize  # Python's integers do not wrap
 
     @property
     def chunk_rows(self) -> int:
         """Rows in a chunk, their mean if it is ragged; 0 for contiguous storage."""
-        if self.ragged is not None:
-            return self.ragged.chunk_rows
         return self.chunks[0] if self.chunks else 0
+
+    def empty(self, count: int) -> NDArray[Any]:
+        """Returns memory for so many rows of one shape, (count, ...) in native byte order."""
+        return np.empty((count, *self.shape), self.dtype.newbyteorder("="))
+
+    def stored_shape(self, num_rows: int) -> tuple[int, ...]:
+        """Returns the shape of the array of its rows in the file: bytes (T,) where they vary in length."""
+        return (num_rows, *self.shape)
+
+    def bytes_in(self, shards: Shards) -> NDArray[np.int64]:
+        """Returns the bytes of its rows in each shard, int64 (S,), decoded if they are chunked."""
+        return shards.num_rows * self.row_bytes
+
+    def in_shard(self) -> Field:
+        """Returns a file's field as that of an index whose only shard the file is."""
+        return replace(self, offset=None, in_shards=self.offset is not None)
+
+
+@dataclass(frozen=True)
+class RaggedField(Field):
+    """Images or masks whose rows vary in length, encoded one by one; further datasets are their index.
+
+    Type and shape are of a decoded row, with 0 where rows differ, and `offset` is None.
+    """
+
+    ragged: RaggedExtent = field(kw_only=True)
+    shard_bytes: tuple[int, ...] = ()  # the bytes of its rows in each shard
+
+    @property
+    def chunked(self) -> bool:
+        return False
+
+    @property
+    def base(self) -> int:
+        return self.ragged.base
+
+    @property
+    def varied(self) -> bool:
+        return 0 in self.shape
+
+    @property
+    def row_bytes(self) -> int:
+        return max(1, self.ragged.num_bytes // self.ragged.num_rows)
+
+    @property
+    def chunk_rows(self) -> int:
+        return self.ragged.chunk_rows
+
+    def stored_shape(self, num_rows: int) -> tuple[int, ...]:
+        return (self.ragged.num_bytes,)
+
+    def bytes_in(self, shards: Shards) -> NDArray[np.int64]:
+        return np.array(self.shard_bytes, np.int64)
+
+    def in_shard(self) -> Field:
+        return replace(self, ragged=self.ragged._replace(base=0))
 
 
 class FileIdentity(NamedTuple):
@@ -120,10 +181,6 @@ class ShardFiles(Protocol):
         """Returns a context within which all of a shard but the chunks of its large fields is in its file."""
         ...
 
-    def holding_rows(self, shard: int, name: str, first: int, stop: int) -> AbstractContextManager[None]:
-        """Returns a context within which that holds, and some rows of a field that is not ragged are there, too."""
-        ...
-
     def path(self, shard: int) -> Path:
         """Returns the file of a shard, which may be missing. FormatError: it may not be read."""
         ...
@@ -132,11 +189,17 @@ class ShardFiles(Protocol):
         """Returns the URL of a shard, without secrets; "" for a file of this machine."""
         ...
 
+    def network_use(self) -> NetworkUse | None:
+        """Returns what this process fetched of them so far; None for files of this machine."""
+        ...
 
-class RemoteFile(ShardFiles, Protocol):
-    """The source of shards that are sparse files in a cache of this machine."""
+    def read_anew(self, num_bytes: int) -> None:
+        """Has them read as they are at their source, not from a cache, so many bytes at a time."""
+        ...
 
-    url: str
+    def close(self) -> None:
+        """Ends what fetches them; nothing that was fetched can be read afterwards."""
+        ...
 
 
 class LocalShards:
@@ -146,9 +209,6 @@ class LocalShards:
         self._index = index
 
     def holding_header(self, shard: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def holding_rows(self, shard: int, name: str, first: int, stop: int) -> AbstractContextManager[None]:
         return nullcontext()
 
     def path(self, shard: int) -> Path:
@@ -161,6 +221,15 @@ class LocalShards:
 
     def url_of(self, shard: int) -> str:
         return ""
+
+    def network_use(self) -> None:
+        return None
+
+    def read_anew(self, num_bytes: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -181,8 +250,8 @@ class PackedFile:
     shards: Shards = field(compare=False, repr=False)
     # Names in a file of another program that are no field: groups, texts of any length, other numbers of rows
     left_out: tuple[str, ...] = ()
-    remote: RemoteFile | None = None  # where its rows are fetched from; None: they are in its files
-    url: str = ""  # of a shard that is fetched
+    remote: ShardFiles | None = None  # where its rows are fetched from; None: they are in its files
+    url: str = ""  # that it or its rows are fetched from, without secrets; "" for a file of this machine
     given: str = ""  # the path as the user wrote it; empty: `path`
     listed: tuple[str, ...] = ()  # of an index that was made when it was opened: its files or URLs, as they were given
     # Of each dataset of digests, what `block_digests` says of it, if they were compared with `header_digest`
@@ -191,7 +260,7 @@ class PackedFile:
     @property
     def name(self) -> str:
         """Its name in messages: its path as given, or the URL that it is read from."""
-        return self.remote.url if self.remote is not None else self.url or self.given or str(self.path)
+        return self.url or self.given or str(self.path)
 
     def __hash__(self) -> int:
         return hash((self.path, self.identity))
@@ -200,6 +269,11 @@ class PackedFile:
     def is_index(self) -> bool:
         """Whether other files hold its rows; a file that holds them itself is its only shard."""
         return self.path.name not in self.shards.names
+
+    @property
+    def ragged(self) -> dict[str, RaggedField]:
+        """The fields whose rows vary in length, by name."""
+        return {name: field for name, field in self.fields.items() if isinstance(field, RaggedField)}
 
     @property
     def holds_rows(self) -> bool:
@@ -296,21 +370,19 @@ def _index_header(path: Path, file: h5py.File, identity: FileIdentity) -> Packed
 def field_of_index(name: str, said: dict[str, Any], num_rows: int) -> Field:
     """Returns a field of an index of so many rows, from its description in `shards/fields`."""
     shape, chunk_rows, ragged = tuple(map(int, said["shape"])), int(said["chunk_rows"]), said["ragged"]
-    extent = None
-    if ragged:
-        extent = RaggedExtent(0, sum(ragged["shard_bytes"]), int(ragged["chunk_bytes"]), num_rows, chunk_rows)
-    return Field(
-        name=name,
-        dtype=np.dtype(said["dtype"]),
-        shape=shape,
-        chunks=(chunk_rows, *shape) if chunk_rows and not ragged else None,
-        filters=tuple(map(str, said["filters"])),
-        names=tuple(map(str, said["names"])),
-        attrs={key: tuple(value) if isinstance(value, list) else value for key, value in said["attrs"].items()},
-        ragged=extent,
-        in_shards=bool(said["linear"]),
-        shard_bytes=tuple(map(int, ragged["shard_bytes"])) if ragged else (),
-    )
+    same: dict[str, Any] = {
+        "name": name,
+        "dtype": np.dtype(said["dtype"]),
+        "shape": shape,
+        "filters": tuple(map(str, said["filters"])),
+        "names": tuple(map(str, said["names"])),
+        "attrs": {key: tuple(value) if isinstance(value, list) else value for key, value in said["attrs"].items()},
+    }
+    if not ragged:
+        return Field(**same, chunks=(chunk_rows, *shape) if chunk_rows else None, in_shards=bool(said["linear"]))
+    of_shards = tuple(map(int, ragged["shard_bytes"]))
+    extent = RaggedExtent(0, sum(of_shards), int(ragged["chunk_bytes"]), num_rows, chunk_rows)
+    return RaggedField(**same, ragged=extent, shard_bytes=of_shards)
 
 
 def read_shard(index: PackedFile, number: int) -> PackedFile:
@@ -498,16 +570,15 @@ def _dataset(path: Path, file: h5py.File, name: str | bytes, *, packed: bool) ->
 def _field(path: Path, name: str, item: h5py.Dataset, packed: bool, file_bytes: int, ragged_rows: int | None) -> Field:
     """Returns the description of a dataset; `ragged_rows` is N if it is ragged."""
     names, attrs = valid.field_attributes(path, item, name, packed=packed)
-    result = Field(
-        name=name,
-        dtype=item.dtype,
-        shape=tuple(int(n) for n in item.shape[1:]),
-        offset=linear_offset(item),
-        chunks=tuple(int(n) for n in item.chunks) if item.chunks else None,
-        filters=tuple(one.name for one in pipeline(item)),
-        names=names,
-        attrs=attrs,
-    )
+    same: dict[str, Any] = {
+        "name": name,
+        "chunks": tuple(int(n) for n in item.chunks) if item.chunks else None,
+        "filters": tuple(one.name for one in pipeline(item)),
+        "names": names,
+        "attrs": attrs,
+    }
+    shape = tuple(int(n) for n in item.shape[1:])
+    result = Field(dtype=item.dtype, shape=shape, offset=linear_offset(item), **same)
     if result.offset is not None:
         rows = result.chunk_rows or 1  # chunks are allocated whole
         end = result.offset + -(-int(item.shape[0]) // rows) * rows * result.row_bytes
@@ -519,4 +590,4 @@ def _field(path: Path, name: str, item: h5py.Dataset, packed: bool, file_bytes: 
         raise bad(path, name, f"does not lie in one piece. {CHANGED}")
     extent = RaggedExtent(result.offset, int(item.shape[0]), result.chunks[0], ragged_rows)
     shape, dtype = tuple(attrs.pop("row_shape")), np.dtype(attrs.pop("row_dtype")).newbyteorder("<")
-    return replace(result, dtype=dtype, shape=shape, offset=None, ragged=extent, shard_bytes=(extent.num_bytes,))
+    return RaggedField(dtype=dtype, shape=shape, ragged=extent, shard_bytes=(extent.num_bytes,), **same)

@@ -26,6 +26,7 @@ from fastload.format.header import (
     Field,
     FileIdentity,
     PackedFile,
+    RaggedField,
     check_header,
     field_of_index,
     join_split_names,
@@ -72,17 +73,16 @@ class AlikeFiles:
             "split_rows": np.array(list(self.splits.values())),
             "shuffled": all(header.shuffled for header in self.headers),
             "seed": first.seed,
-            **{name: self._joined(name) for name in ("decoder", "source_layout") if name in first.attrs},
-            "pack_options": json.dumps(self._same_options(), sort_keys=True, separators=(",", ":")),
+            **{name: _joined(self.headers, name) for name in ("decoder", "source_layout") if name in first.attrs},
+            "pack_options": json.dumps(_same_options(self.headers), sort_keys=True, separators=(",", ":")),
         }
 
     def index(self) -> bytes:
         """Returns the file that is the index of them."""
         fields = self.fields()
-        ragged = [name for name, field in self.headers[0].fields.items() if field.ragged is not None]
         # With indexes among them it is not for other programs, and has offsets as each shard has them.
         for_others = len(self.headers) == len(self.shards.names)
-        own = {f"{name}_offset": self._offsets(name) for name in ragged if for_others}
+        own = {f"{name}_offset": _offsets(self, name) for name in self.headers[0].ragged if for_others}
         if any(header.fields["split"].names != tuple(self.splits) for header in self.headers):  # other numbers
             own["split"] = np.repeat(np.arange(len(self.splits), dtype=np.uint8), list(self.splits.values()))
         with scratch_file() as (fd, path):
@@ -130,12 +130,11 @@ class AlikeFiles:
         if dtype.kind == "S":
             dtype = max((field.dtype for field in fields), key=lambda one: one.itemsize)
         ragged, chunk_rows = None, 0
-        if first.ragged is not None:
+        if name in self.headers[0].ragged:
             shape = [n if all(field.shape[axis] == n for field in fields) else 0 for axis, n in enumerate(shape)]
             extent = self._extent_of_one(name)
             chunk_rows = extent.chunk_rows
-            sizes = [size for field in fields for size in field.shard_bytes]
-            ragged = {"shard_bytes": sizes, "chunk_bytes": extent.chunk_bytes}
+            ragged = {"shard_bytes": _shard_bytes(self.headers, name), "chunk_bytes": extent.chunk_bytes}
         elif name in PIXEL_FIELDS:
             chunk_rows = self._chunk_rows(first) if name == "images" else max(field.chunk_rows for field in fields)
         names = first.names
@@ -155,18 +154,13 @@ class AlikeFiles:
             "ragged": ragged,
         }
 
-    def _aimed_at(self) -> int:
-        """Returns the size of chunks that files were packed with, the default where they do not say the same."""
-        said = self._same_options().get("chunk_bytes")
-        return said if isinstance(said, int) and said > 0 else CHUNK_BYTES
-
     def _chunk_rows(self, images: Field) -> int:
         """Returns the rows of a chunk of the plan, by which an index has the order of one file of its rows.
 
         As many as that would have by the options that all shards were packed with, where their own chunks are that
         long, or shorter only for want of rows or to fill whole pages (`whole_pages`); else those of the longest chunk.
         """
-        aim, total, own = self._aimed_at(), sum(self.splits.values()), self.shards.chunk_rows
+        aim, total, own = _aimed_at(self.headers), sum(self.splits.values()), self.shards.chunk_rows
         small = [min(aim, CODEC_CHUNK_BYTES)] if images.filters else []
         for chunk_bytes in [*small, aim] if own.all() and len(own) > 1 else ():
             rows = chunk_rows_for(images.row_bytes, total, chunk_bytes)
@@ -177,37 +171,51 @@ class AlikeFiles:
 
     def _extent_of_one(self, name: str) -> RaggedExtent:
         """Returns the extent that a ragged field would have in one file of all rows; of indexes, the mean of theirs."""
-        extents = [field.ragged for header in self.headers if (field := header.fields[name]).ragged is not None]
-        aim = self._aimed_at()
+        extents = [header.ragged[name].ragged for header in self.headers]
+        aim = _aimed_at(self.headers)
         if any(one.chunk_bytes != min(aim, one.num_bytes) for one in extents):
             aim = max(one.chunk_bytes for one in extents)
         num_bytes = sum(one.num_bytes for one in extents)
         if len(self.headers) == len(self.shards.names):
-            num_bytes = ragged_offsets(self._in_order(f"{name}_bytes"), aim)[1]
+            num_bytes = ragged_offsets(_in_order(self, f"{name}_bytes"), aim)[1]
         return RaggedExtent(0, num_bytes, min(aim, num_bytes), sum(self.splits.values()))
 
-    def _offsets(self, name: str) -> NDArray[np.int64]:
-        """Returns the offsets of all rows of a ragged field in all files' bytes, one file after another, int64 (N,)."""
-        sizes = np.array([size for header in self.headers for size in header.fields[name].shard_bytes])
-        bases: NDArray[np.int64] = np.cumsum(sizes) - sizes  # of the shards
-        found: NDArray[np.int64] = self._in_order(f"{name}_offset")
-        return found + bases[np.repeat(self.shards.shard, self.shards.rows)]
 
-    def _in_order(self, dataset: str) -> NDArray[np.int64]:
-        """Returns the values of a dataset of all files, which are no indexes, in the order of the rows: int64 (N,)."""
-        found = np.empty(sum(self.splits.values()), np.int64)
-        for number, header in enumerate(self.headers):
-            there, here = self.shards.rows_of(number)
-            with open_hdf5(header.path) as hdf5:
-                found[here] = hdf5[dataset][()][there]
-        return found
+def _aimed_at(headers: Sequence[PackedFile]) -> int:
+    """Returns the size of chunks that files were packed with, the default where they do not say the same."""
+    said = _same_options(headers).get("chunk_bytes")
+    return said if isinstance(said, int) and said > 0 else CHUNK_BYTES
 
-    def _joined(self, name: str) -> str:
-        return "; ".join(sorted({str(header.attrs.get(name)) for header in self.headers}))
 
-    def _same_options(self) -> dict[str, Any]:
-        options = [json.loads(header.attrs.get("pack_options", "{}")) for header in self.headers]
-        return {name: value for name, value in options[0].items() if all(one.get(name) == value for one in options)}
+def _shard_bytes(headers: Sequence[PackedFile], name: str) -> list[int]:
+    return [size for header in headers for size in header.ragged[name].shard_bytes]
+
+
+def _offsets(files: AlikeFiles, name: str) -> NDArray[np.int64]:
+    """Returns the offsets of all rows of a ragged field in all files' bytes, one file after another, int64 (N,)."""
+    sizes = np.array(_shard_bytes(files.headers, name))
+    bases: NDArray[np.int64] = np.cumsum(sizes) - sizes  # of the shards
+    found: NDArray[np.int64] = _in_order(files, f"{name}_offset")
+    return found + bases[np.repeat(files.shards.shard, files.shards.rows)]
+
+
+def _in_order(files: AlikeFiles, dataset: str) -> NDArray[np.int64]:
+    """Returns the values of a dataset of all files, which are no indexes, in the order of the rows: int64 (N,)."""
+    found = np.empty(sum(files.splits.values()), np.int64)
+    for number, header in enumerate(files.headers):
+        there, here = files.shards.rows_of(number)
+        with open_hdf5(header.path) as hdf5:
+            found[here] = hdf5[dataset][()][there]
+    return found
+
+
+def _joined(headers: Sequence[PackedFile], name: str) -> str:
+    return "; ".join(sorted({str(header.attrs.get(name)) for header in headers}))
+
+
+def _same_options(headers: Sequence[PackedFile]) -> dict[str, Any]:
+    options = [json.loads(header.attrs.get("pack_options", "{}")) for header in headers]
+    return {name: value for name, value in options[0].items() if all(one.get(name) == value for one in options)}
 
 
 def join_files(headers: Sequence[PackedFile], names: Sequence[Sequence[str]]) -> AlikeFiles:
@@ -262,13 +270,27 @@ def open_files(files: Sequence[str | os.PathLike[str]]) -> PackedFile:
         SourceError: as `join_files`, or a file was not written by fastload.
         MissingFileError, FormatError: a file is missing, or cannot be read.
     """
-    if not files or not all(isinstance(file, (str, os.PathLike)) for file in files):
-        raise OptionError(f"{list(files)!r:.200}: give a list of packed files, by their paths or URLs, at least one.")
+    check_list(files)
     headers = [checked_file(Path(file)) for file in files]
     paths = [_shard_paths(header) for header in headers]
     folder = os.path.commonpath([os.path.dirname(path) for some in paths for path in some])
     names = [[os.path.relpath(path, folder) for path in some] for some in paths]
     return join_files(headers, names).header(Path(folder), [os.fspath(file) for file in files])
+
+
+def check_list(files: object) -> None:
+    """Raises OptionError unless it is a list of paths or URLs, one or more."""
+    hint = 'Give packed files by their paths or URLs, such as sorted(glob.glob("data/*.h5"))'
+    if not isinstance(files, (list, tuple)):
+        raise OptionError(f"{files!r:.200} ({type(files).__name__}) is neither a path nor a list of paths. {hint}.")
+    if not files:
+        raise OptionError(f"{files!r}: a list without a file has no rows. {hint}; a pattern may match nothing.")
+    for number, file in enumerate(files):
+        if not isinstance(file, (str, os.PathLike)):
+            raise OptionError(
+                f"{files!r:.200}: [{number}] of this list of files is {file!r:.100} ({type(file).__name__}), not a "
+                f"path. {hint}."
+            )
 
 
 def checked_file(path: Path) -> PackedFile:
@@ -333,13 +355,13 @@ def _check_alike(headers: Sequence[PackedFile]) -> None:
 
 def _kind(field: Field) -> tuple[Any, ...]:
     """Returns what must be the same of a field in all shards."""
-    shape: tuple[Any, ...] = ("H", "W", *field.shape[2:]) if field.ragged is not None else field.shape
-    form = "rows of varying length" if field.ragged is not None else "rows"
     if is_text(field.dtype, field.shape):  # of any length
-        return "texts", shape, "rows", (), field.attrs
+        return "texts", field.shape, "rows", (), field.attrs
     if field.name == "split":  # joined by name
-        return field.dtype.name, shape, form, (), {}
-    return field.dtype.name, shape, form, field.names, field.attrs
+        return field.dtype.name, field.shape, "rows", (), {}
+    if isinstance(field, RaggedField):
+        return field.dtype.name, ("H", "W", *field.shape[2:]), "rows of varying length", field.names, field.attrs
+    return field.dtype.name, field.shape, "rows", field.names, field.attrs
 
 
 def _in_words(kind: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> str:
@@ -356,11 +378,4 @@ def _in_words(kind: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> st
 
 def as_index(file: PackedFile) -> PackedFile:
     """Returns a packed file's header as an index's, whose only shard is the file itself."""
-    return replace(file, fields={name: _in_shard(one) for name, one in file.fields.items()})
-
-
-def _in_shard(field: Field) -> Field:
-    """Returns a file's field as an index's."""
-    if field.ragged is not None:
-        return replace(field, ragged=RaggedExtent(0, *field.ragged[1:]))
-    return replace(field, offset=None, in_shards=field.offset is not None)
+    return replace(file, fields={name: field.in_shard() for name, field in file.fields.items()})

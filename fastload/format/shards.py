@@ -7,7 +7,7 @@ writes one; `fastload.format` defines it. Nothing of N rows is read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -286,18 +286,20 @@ def _ragged_parts(sizes: Sequence[int]) -> Iterator[tuple[int, int, int, int, in
         at += size
 
 
-def check_mappings(path: Path, file: h5py.File, shards: Shards, fields: Mapping[str, tuple[int, ...]]) -> None:
+def check_mappings(
+    path: Path, file: h5py.File, shards: Shards, names: Iterable[str], ragged: Mapping[str, Sequence[int]]
+) -> None:
     """Raises FormatError unless the virtual datasets of an index lead other programs to the rows that its pieces say.
 
-    `fields`: of each the bytes of its rows in each shard if it is ragged, else ().
+    `names`: of its fields; `ragged`: of those whose rows vary in length the bytes of their rows in each shard.
     """
-    for name, sizes in fields.items():
+    for name in names:
         item = file.get(name)
         if not isinstance(item, h5py.Dataset) or not (item.is_virtual or name.endswith("_offset") or name == "split"):
             raise FormatError(f"{path}: `{name}` is no virtual dataset over its shards. {INDEX_AGAIN}")
         if not item.is_virtual:
             continue
-        expected = list(_ragged_parts(sizes) if sizes else _parts(shards))
+        expected = list(_ragged_parts(ragged[name]) if name in ragged else _parts(shards))
         rest = item.shape[1:]
         plist = item.id.get_create_plist()
         found = []

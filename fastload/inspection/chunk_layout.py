@@ -16,6 +16,7 @@ from fastload.format.digests import plain
 from fastload.format.header import PackedFile
 from fastload.format.ragged import ENCODINGS
 from fastload.format.writer import chunk_rows_for
+from fastload.read.table import index_part
 from fastload.system.advice import advice
 from fastload.system.text import format_bytes
 
@@ -226,15 +227,9 @@ class RaggedInfo:
 
 def describe_ragged(hdf5: h5py.File, file: PackedFile, name: str) -> RaggedInfo:
     """Describes a ragged field by the lengths and encodings of its rows."""
-    field = file.fields[name]
-    store = field.ragged
-    assert store is not None, f"{name} is not ragged"
-    lengths = hdf5[f"{name}_bytes"][()]
-    kinds = hdf5[f"{name}_encoding"][()]
-    if "images_shape" in file.fields:
-        sizes = hdf5["images_shape"][()].astype(np.int64)[:, :2]
-    else:
-        sizes = np.tile(np.array(file.fields["images"].shape[:2], np.int64), (len(lengths), 1))
+    field, store = file.ragged[name], file.ragged[name].ragged
+    lengths, kinds, sizes = (index_part(hdf5, file, name, part) for part in ("bytes", "encoding", "shape"))
+    sizes = sizes.astype(np.int64)[:, :2]
     areas = sizes.prod(axis=1)
     channels = field.shape[2] if len(field.shape) == 3 else 1
     raw = areas * (channels * field.dtype.itemsize)

@@ -24,7 +24,7 @@ from fastload.pack.pack_options import EncodingOption, PackOptions, is_joined, o
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import read_headers
-from fastload.read.checked import CheckedSamples, has_ragged, open_samples
+from fastload.read.checked import CheckedSamples, open_samples
 from fastload.read.columns import open_columns
 from fastload.sources.layouts import LAYOUTS, list_source
 from fastload.sources.listing import Listing
@@ -216,7 +216,7 @@ def _prepare(
     clips = options.outside_boxes == "clip" and listing.layout != "exported"
     sized = listing.declared is not None or options.source.boxes_of != "auto"
     fitted = sized or clips or (target is not None and target.fit)
-    if has_ragged(file) or (fitted and has_coordinates(listing)) or (sized and listing.masks is not None):
+    if file.ragged or (fitted and has_coordinates(listing)) or (sized and listing.masks is not None):
         headers, _, unread = read_headers(listing, pool, None, samples)
         listing, of_size, _ = as_upright(listing, headers, options, file.path)
         listing = with_clipped_boxes(listing, headers) if clips else listing
@@ -225,7 +225,7 @@ def _prepare(
     for start in range(0, len(rows), _TASK_ROWS):
         some = samples[start : start + _TASK_ROWS]
         known = {sample: unread[sample] for sample in some.tolist() if sample in unread}
-        here = headers[some] if headers is not None and has_ragged(file) else None
+        here = headers[some] if headers is not None and file.ragged else None
         tasks.append(_Task(file, plan, rows[start : start + _TASK_ROWS], some, here, known))
     return listing, tasks, of_size
 

@@ -31,6 +31,7 @@ from fastload.inspection.chunk_layout import (
 )
 from fastload.read.columns import open_columns
 from fastload.read.linear import FILE_SYSTEMS, chosen
+from fastload.read.table import index_part
 from fastload.remote.open_url import open_remote
 from fastload.remote.opening import FileName, as_given, open_packed, short_name
 from fastload.remote.options import is_url
@@ -201,7 +202,7 @@ def _inspect_url(url: FileName) -> FileInfo:
     with open_packed(url) as header:
         shards, remote = header.shards, cast("RemoteShards", header.remote)
         held = nullcontext() if header.is_index else remote.holding_header(0)
-        remote.current().announce(
+        remote.cache.current().announce(
             remote.table.headers.tolist()
         )  # of many shards, whose labels are counted, several at a time
         with held, open_hdf5(header.path) as file:
@@ -226,12 +227,14 @@ def _inspect_index(header: PackedFile, file: h5py.File | None) -> FileInfo:
     """
     shards = header.shards
     if file is not None:
-        check_mappings(header.path, file, shards, {name: field.shard_bytes for name, field in header.fields.items()})
+        check_mappings(
+            header.path, file, shards, header.fields, {name: one.shard_bytes for name, one in header.ragged.items()}
+        )
     fields = {
         name: FieldInfo(
             name=name,
-            shape=(field.ragged.num_bytes,) if field.ragged else (header.num_rows, *field.shape),
-            dtype="uint8" if field.ragged else str(field.dtype),
+            shape=field.stored_shape(header.num_rows),
+            dtype="uint8" if name in header.ragged else str(field.dtype),
             bytes=(num_bytes := field.row_bytes * header.num_rows),
             stored_bytes=num_bytes,
             chunks=field.chunks,
@@ -244,9 +247,10 @@ def _inspect_index(header: PackedFile, file: h5py.File | None) -> FileInfo:
     with open_columns(header) as columns:
         counts, images = _class_counts(columns, header), header.fields.get("images")
         captions = tuple(captions_of_row(columns, 0))
-        pixels = images.row_bytes * header.num_rows if images else 0
-        if images is not None and images.ragged is not None:
-            pixels = int(columns["images_shape"][()].astype(np.int64).prod(axis=1).sum()) * images.dtype.itemsize
+        pixels = 0
+        if images is not None:
+            sizes = index_part(columns, header, "images", "shape").astype(np.int64)
+            pixels = int(sizes.prod(axis=1).sum()) * images.dtype.itemsize
     return FileInfo(
         **_of_header(header),
         num_samples=header.num_rows,
@@ -298,7 +302,7 @@ def _inspect(
         hidden = _visit(file, datasets)
         shards = Shards.of_file(path.name, "", 0, 0, None, 0)
         header = PackedFile(path, None, 0, {}, {}, "", False, 0, FileIdentity.of(path.stat()), {}, shards)
-    stores = {name: describe_ragged(file, header, name) for name, field in header.fields.items() if field.ragged}
+    stores = {name: describe_ragged(file, header, name) for name in header.ragged}
     offsets = {name: linear_offset(item) for name, item in datasets.items()}
     fields = {}
     for name, item in datasets.items():
@@ -411,7 +415,7 @@ def _mask_shares(header: PackedFile) -> dict[int, float]:
         if field.varied:
             masks = reader.decoded("masks", rows)
         else:
-            masks = [np.empty((count, *field.shape), field.dtype.newbyteorder("="))]
+            masks = [field.empty(count)]
             reader.gather(rows, {"masks": masks[0]})
         for mask in masks:
             total += np.bincount(mask.ravel(), minlength=len(total))

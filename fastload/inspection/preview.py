@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from fastload.errors import FormatError, ImageError, OptionError, check_split, check_whole, typed
-from fastload.format.codecs import load_filters
 from fastload.format.header import PIXEL_FIELDS, PackedFile
 from fastload.inspection.overlay import Entry, Font, Marks, drawn_over, labels_of, legend_of, marks_of, wrap
 from fastload.inspection.shuffle_quality import one_from_each_part
@@ -109,8 +108,6 @@ def _draw(
         shown = ", ".join(map(str, absent[:5]))
         raise OptionError(f"{name}: {of} has no row {shown}; it has {among[0]} to {among[-1]}.")
     with open_columns(file) as hdf5:
-        for name in file.fields if file.holds_rows else ():
-            load_filters(file.path, name, hdf5[name])
         pixels = defaultdict[str, list[NDArray[Any]]](list)
         with closing(CheckedSamples(file)) as samples:
             for name, row in itertools.product(samples.names, rows):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from fastload.format.shards import check_mappings
 from fastload.read.checked import CHANGED, CheckedSamples
 from fastload.read.columns import open_columns
 from fastload.read.identity import check_path
+from fastload.read.table import index_part
 from fastload.remote.opening import FileName, as_given, local_path, open_packed, short_name
 from fastload.system.machine import worker_count
 from fastload.system.text import text_of
@@ -135,7 +136,7 @@ def verify_file(
                 f"{file.name}: fastload did not write this file, so it holds no digests to check it against. "
                 f"`fastload info {typed(file.name)}` describes it."
             )
-        if file.is_index or file.remote is not None:
+        if not file.holds_rows:
             found = _verify_index(file, source, root, shard, workers, progress)
             return replace(found, path=as_given(path))
         if shard is not None:
@@ -182,9 +183,7 @@ def _verify_one(
         damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(file, workers, advance, held)]
         pixel_bytes = 0
         for name in file.fields.keys() & PIXEL_FIELDS:
-            field = file.fields[name]
-            lengths = hdf5[f"{name}_bytes"][()] if field.ragged else [field.row_bytes * file.num_rows]
-            pixel_bytes += int(np.sum(lengths))
+            pixel_bytes += int(index_part(hdf5, file, name, "bytes").sum())
     compared: SourceReport | None = None
     if source is not None:
         # Imported here, because it imports the decoders of sources, which hashing does not need.
@@ -219,12 +218,11 @@ def _verify_index(
         raise OptionError("one shard cannot be compared with the whole source: leave out `--shard` or `--source`.")
     with open_hdf5(index.path) as hdf5:
         if "fastload_index" in hdf5.attrs:  # else the one file behind a URL
-            check_mappings(index.path, hdf5, shards, {name: field.shard_bytes for name, field in index.fields.items()})
-    if index.remote is not None:
-        from fastload.read.held_rows import HeldRows  # imports what files of this machine do not need
-
-        others = sum(field.row_bytes for name, field in index.fields.items() if name not in PIXEL_FIELDS)
-        cast(Any, index.remote).read_anew((workers + 1) * SPAN_BYTES + min(FIELD_ROWS, index.num_rows) * others)
+            check_mappings(
+                index.path, hdf5, shards, index.fields, {name: one.shard_bytes for name, one in index.ragged.items()}
+            )
+    others = sum(field.row_bytes for name, field in index.fields.items() if name not in PIXEL_FIELDS)
+    index.shard_files.read_anew((workers + 1) * SPAN_BYTES + min(FIELD_ROWS, index.num_rows) * others)
     numbers = range(len(shards.names)) if shard is None else [shard]
     total = int(shards.num_rows[numbers].sum()) + (index.num_rows if source is not None else 0)
     done, pixel_bytes, header_ok, damaged = 0, 0, True, list[DamagedRow]()
@@ -234,7 +232,7 @@ def _verify_index(
 
     for number in numbers:
         found = read_shard(index, number)
-        with nullcontext() if index.remote is None else HeldRows(index, number) as held:
+        with _held_rows(index, number) as held:
             one = _verify_one(found, None, None, workers, advance_from(done), held)
         there, here = shards.rows_of(number)
         row_of = dict(zip(there.tolist(), here.tolist(), strict=True))
@@ -264,6 +262,15 @@ def _verify_index(
         damaged=tuple(sorted(damaged, key=lambda found: found.row)),
         source=compared,
     )
+
+
+def _held_rows(index: PackedFile, shard: int) -> AbstractContextManager[HeldRows | None]:
+    """Returns what fetches the rows of a shard ahead while they are checked; None if they are in its file."""
+    if index.remote is None:
+        return nullcontext()
+    from fastload.read.held_rows import HeldRows  # imports what files of this machine do not need
+
+    return HeldRows(index, shard)
 
 
 def _damaged_pixels(

@@ -224,7 +224,8 @@ class FastLoader:
         return made
 
     def _arguments(self) -> dict[str, Any]:
-        return {name: getattr(self._given, name) for name in _ARGUMENTS}
+        """Returns the arguments by name; none before `__init__` has them."""
+        return dict(vars(self._given)) if "_given" in self.__dict__ else {}
 
     def _has_order_of(self, other: FastLoader) -> bool:
         ours, theirs = self._options.plan, other._options.plan

@@ -22,11 +22,12 @@ from fastload.device import open_backend
 from fastload.distributed.nodes import resolve_nodes
 from fastload.distributed.ranks import Nodes, Share, ShareOption, process_group, resolve_share
 from fastload.errors import MissingFileError, OptionError, ShareError, check_choice, check_whole, is_whole
+from fastload.format.joined import check_list
 from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, ResolvedShuffle, Shuffle, is_drawing
 from fastload.plan.order import likeness
 from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_pieces
 from fastload.prefetch.inputs import Input, PackedInput, as_input, shuffle_of
-from fastload.prefetch.recipe import Recipe, check_list, make_recipe, why_slow
+from fastload.prefetch.recipe import Recipe, as_list, make_recipe, why_slow
 from fastload.prefetch.resolved import BatchForm, Resolved, group_size
 from fastload.prefetch.waiting import check_timeout
 from fastload.read.linear import chosen
@@ -207,7 +208,7 @@ def resolve(given: LoaderOptions, share: Share, nodes: Nodes | None) -> tuple[Re
         cache=location,
         timeout_s=float(workers.timeout),
         form=form,
-        transforms=check_list(given.transform),
+        transforms=as_list(given.transform),
         echo=given.echo,
     )
     recipe = make_recipe(resolved)
@@ -229,6 +230,8 @@ def _input(source: Source) -> Input:
             raise MissingFileError(
                 f"{path}: no such file or folder. Give a packed file, or a folder, .zip or .tar of images to be packed."
             )
+    if isinstance(source, (list, tuple)) and (not source or any(isinstance(one, (str, os.PathLike)) for one in source)):
+        check_list(source)  # else its elements are samples
     return as_input(source)
 
 
@@ -317,4 +320,4 @@ def _check_cache(options: Resolved, workers: int) -> None:
     remote.room.ranks, remote.source.lets_damage_pass = ranks, options.skip_damaged
     smaller = plan.shuffle is not False and (window is None or window.chunks > 4)
     less = "shuffle in smaller windows (shuffle=ChunkWindow(4))" if smaller else "use fewer workers"
-    remote.check_room(number, what, f", or {less}")
+    remote.room.check(number, what, f", or {less}")

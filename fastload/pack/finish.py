@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import FormatError, SourceError
-from fastload.format.header import PIXEL_FIELDS, PackedFile, read_header
+from fastload.format.header import PackedFile, read_header
 from fastload.format.ragged import ENCODINGS, index_names
 from fastload.pack.begin import changed_since, own_files, remove
 from fastload.pack.complete import complete_file
@@ -203,8 +203,7 @@ def _sources_check(job: PackJob) -> int:
 def report_of(job: PackJob, file: PackedFile, done: dict[str, Any]) -> PackReport:
     """Returns the report of a finished file, as if this call had packed nothing; done may have passed through JSON."""
     images = file.fields.get("images")
-    ragged = [name for name in PIXEL_FIELDS if name in file.fields and file.fields[name].ragged is not None]
-    hidden = {*_NOT_OF_THE_SAMPLE, *(part for name in ragged for part in index_names(name))}
+    hidden = {*_NOT_OF_THE_SAMPLE, *(part for name in file.ragged for part in index_names(name))}
     named = {name: tuple((key, text) for key, text in done.get(name, ())) for name in ("skipped", "warned")}
     return PackReport(
         path=job.output,

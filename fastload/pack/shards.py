@@ -34,6 +34,7 @@ from fastload.pack.journal import source_table
 from fastload.pack.output_url import exists, header_at, packed_at
 from fastload.pack.pack_options import PackJob, journal_path, output_exists
 from fastload.pack.survey import Survey
+from fastload.read.table import index_part
 from fastload.remote.paths import ObjectPath
 
 PAGE_BYTES = IMAGES_OFFSET  # what a shard's pixels are to be a multiple of
@@ -260,18 +261,16 @@ def kept_shard(job: PackJob) -> PackReport | None:
 
 def _report_of_kept(job: PackJob, file: PackedFile) -> PackReport:
     images, plan = file.fields.get("images"), job.planned["plan"] if job.planned else None
-    counts, pixel_bytes = {"raw": file.num_rows}, 0
+    counts, pixel_bytes = dict[str, int](), 0
     masks = file.fields["masks"].dtype.itemsize if "masks" in file.fields else 0
     if images is not None:
-        shapes = np.tile(np.array([*images.shape, 1][:3], np.int64), (file.num_rows, 1))
-        if images.ragged is not None:
-            with open_hdf5(file.path) as columns:
-                found = np.bincount(columns["images_encoding"][()], minlength=len(ENCODINGS)).tolist()
-                shapes = columns["images_shape"][()].astype(np.int64)
-            counts = {name: count for name, count in zip(ENCODINGS, found, strict=True) if count}
-        height, width, channels = shapes.T
+        with open_hdf5(file.path) as columns:
+            encodings = index_part(columns, file, "images", "encoding")
+            height, width, channels = index_part(columns, file, "images", "shape").astype(np.int64).T
+        found = np.bincount(encodings, minlength=len(ENCODINGS)).tolist()
+        counts = {name: count for name, count in zip(ENCODINGS, found, strict=True) if count}
         pixel_bytes = int((height * width * (channels * images.dtype.itemsize + masks)).sum())
-    done = {"converted": {}, "notes": (), "encodings": counts if images else {}, "pixel_bytes": pixel_bytes}
+    done = {"converted": {}, "notes": (), "encodings": counts, "pixel_bytes": pixel_bytes}
     done["store"] = "raw" if plan is None else str(plan.option)
     done["chunks"] = -(-file.num_rows // max(1, images.chunk_rows if images else 1))
     return report_of(job, file, done)

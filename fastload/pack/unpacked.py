@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fastload.distributed.ranks import local_rank
 from fastload.errors import FastloadError, FileChangedError, ImageError, OptionError, OutputError, SourceError, typed
-from fastload.format.header import Field, FileIdentity, PackedFile, open_hdf5
+from fastload.format.header import Field, FileIdentity, PackedFile, RaggedField, open_hdf5
 from fastload.format.ragged import JPEG, RaggedExtent, common_shape
 from fastload.format.shards import Shards
 from fastload.pack import PackOptions, Survey, survey_source
@@ -36,7 +36,7 @@ from fastload.pack.pack_options import parse_encoding
 from fastload.pack.pool import BackgroundPack
 from fastload.read.rows import Rows
 from fastload.read.store import Store
-from fastload.read.table import Located, LocatedIndex
+from fastload.read.table import Located, LocatedIndex, index_part
 from fastload.system.files import is_below
 from fastload.system.text import counted, text_of
 
@@ -138,10 +138,8 @@ def _check_same(file: PackedFile, source: Path, survey: Survey) -> None:
 
 def _stored_lengths(hdf5: h5py.File, file: PackedFile) -> NDArray[np.int64]:
     """Returns the bytes of each image that is kept as its file is, int64 (N,); -1 for others."""
-    if file.fields["images"].ragged is None:
-        return np.full(file.num_rows, -1, np.int64)
-    kept = hdf5["images_encoding"][()] == JPEG
-    return np.where(kept, hdf5["images_bytes"][()], -1).astype(np.int64)
+    kept = index_part(hdf5, file, "images", "encoding") == JPEG
+    return np.where(kept, index_part(hdf5, file, "images", "bytes"), -1).astype(np.int64)
 
 
 class UnpackedFolder:
@@ -204,8 +202,8 @@ def _header(source: Path, survey: Survey, identity: str) -> PackedFile:
     shapes = _shapes(survey)
     num_bytes, count = survey.dataset_bytes["images"], survey.num_samples
     extent = RaggedExtent(0, num_bytes, min(survey.options.chunk_bytes, num_bytes), count)
-    fields = {
-        "images": Field(
+    fields: dict[str, Field] = {
+        "images": RaggedField(
             "images", plan.dtype.newbyteorder("<"), common_shape(shapes), ragged=extent, shard_bytes=(num_bytes,)
         )
     }

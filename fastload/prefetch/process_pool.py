@@ -9,6 +9,7 @@ side, which takes many times as long as reading it. Batches that do not fit thei
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import takewhile
+from typing import ClassVar
 
 import numpy as np
 
@@ -58,6 +60,7 @@ class ProcessPool:
     early they skip.
     """
 
+    by_threads: ClassVar[bool] = False  # their results come to the thread that asks for them
     short_switches = False
 
     def __init__(self, options: Resolved, recipe: Recipe) -> None:
@@ -175,11 +178,7 @@ class ProcessPool:
 
     def _finished(self, run: Run) -> Work | None:
         """Waits until the next work is finished; None: the run is over."""
-        patience = run.patience
-
-        def describe() -> str:
-            assert self._sender is not None, "a run's workers are alive"
-            return self._sender.describe(self._asked, run.under_way[0] if run.under_way else None, patience.named)
+        patience, describe = run.patience, functools.partial(self.describe, run)
 
         def left() -> float:
             seconds = patience.left(describe)
@@ -245,6 +244,15 @@ class ProcessPool:
         if backend is None:
             work.fields, work.arrays = fields_on_cpu(work.arrays), {}
         return [work]
+
+    def describe(self, run: Run) -> str:
+        """Returns sentences on what the next work waits for; see `Sender.describe`."""
+        assert self._sender is not None, "a run's workers are alive"
+        return self._sender.describe(self._asked, run.under_way[0] if run.under_way else None, run.patience.named)
+
+    def leave_behind(self) -> None:
+        """Notes that a thread hangs."""
+        self.threads.left_behind = True
 
     def release(self, slot: Slot) -> None:
         """Makes a slot free that was copied to a device."""

@@ -7,15 +7,17 @@
 
 The choice of what is made next is a guess: the next epoch, as far as the loop will go. A wrong guess wastes reads.
 
-On the CPU a batch is the slot's memory itself. For CUDA each slot (pinned memory, uint8) is copied on a side stream:
+On the CPU a batch is the slot's memory itself. For CUDA each slot (pinned memory, uint8) is copied on a side stream,
+and the transforms that need nothing of the loop run behind the copy:
 
-    side stream      [copy 1][copy 2]      [copy 3]
-    compute stream           [step 1          ][step 2          ]
-    slot                     ^ 1 free  ^ 2 free
+    side stream      [copy 1][1][copy 2][2]      [copy 3][3]
+    compute stream              [step 1            ][step 2          ]
+    slot                     ^ 1 free   ^ 2 free
 
-- The copy of batch n + 1 begins before batch n is handed over, if the pool has it ready, else at the next call.
-- The compute stream waits for the copy's event; the host waits for nothing while slots are free.
-- A pinned slot never leaves this module. It goes back to the pool after its copy's event, queried at each hand-over.
+- Where threads fill the slots, a thread of its own does this (`DeviceThread`), some batches ahead; where processes do,
+  the loop's: the copy of batch n + 1 begins before batch n is handed over, if it is there, else at the next call.
+- The compute stream waits for the event behind a batch; the host waits for nothing while slots are free.
+- A pinned slot never leaves this module. It goes back to the pool after its event, queried at each batch.
 - Device tensors come from torch's caching allocator, on the side stream; `record_stream` tells it that the compute
   stream reads them, so that memory a user lets go is not written to by the next copy while a kernel still reads it.
 
@@ -24,15 +26,19 @@ CUDA is reached through a `Backend`, so that the rules above are tested without 
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from fastload.device import Backend
+from fastload.errors import WorkerTimeoutError
 from fastload.plan import EpochPlan, PlannedBatch
+from fastload.prefetch.device_thread import DeviceThread
 from fastload.prefetch.process_pool import ProcessPool
 from fastload.prefetch.recipe import Recipe, load_cache
 from fastload.prefetch.resolved import Resolved
@@ -43,6 +49,12 @@ from fastload.prefetch.thread_pool import ThreadPool
 from fastload.prefetch.work import Epochs, Work
 from fastload.system.threads import ShortSwitchInterval
 from fastload.timing.probe import Probe, span
+
+READY_ON_DEVICE = 2
+"""Batches that are brought to the device ahead of the loop."""
+
+# More than can be waited for at a time.
+_EVENTS = SLOTS_IN_COPY + READY_ON_DEVICE + 2
 
 
 class Producer(Iterator[Work]):
@@ -67,6 +79,7 @@ class Producer(Iterator[Work]):
         assert slots_in_copy >= 1, "a batch in copy holds a slot"
         self.options, self._recipe, self._slots_in_copy = options, recipe, slots_in_copy
         self._side = recipe.at(Where.SIDE_STREAM)
+        self._used_once = options.echo == 1
         self.pool: Pool | None = None
         self._pool_of_parent: Pool | None = None
         self._pid = os.getpid()
@@ -80,6 +93,9 @@ class Producer(Iterator[Work]):
         self._split: deque[Work] = deque()  # left of the work that was taken last
         self._copying: deque[tuple[Any, Slot]] = deque()  # slots that the device may still read, oldest first
         self._begun: deque[Work] = deque()  # with a copy that has begun, not handed over yet: two at most
+        self._device: DeviceThread | None = None  # begins the copies; None: the loop does
+        # Used in turn, where each is waited for once: by then those before it were.
+        self._events: deque[Any] = deque()
 
     def open(self, workers: int | None = None) -> int:
         """Opens the pool, if there is none that can be used; returns the bytes of a cache that was filled for it.
@@ -123,7 +139,11 @@ class Producer(Iterator[Work]):
         """Begins to make the batches of epochs, and ends what was made before."""
         assert self.pool is not None, "it is open"
         self.stop()
-        self._run = self.pool.begin(epochs, timed=self._probe is not None)
+        self._run = run = self.pool.begin(epochs, timed=self._probe is not None)
+        if self.options.backend is not None and self.pool.by_threads:
+            run.loop_waits = False
+            me = weakref.ref(self)
+            self._device = DeviceThread(lambda: _begin_of(me), run.wake, READY_ON_DEVICE)
 
     # No generator: its frame would keep the last batch alive, and its memory busy, while the user works on it.
     def __next__(self) -> Work:
@@ -139,7 +159,9 @@ class Producer(Iterator[Work]):
 
     def depth(self) -> int | None:
         """Returns how many batches lie ready; None: not known."""
-        return self._ready() if self._run is not None else None
+        if self._run is None:
+            return None
+        return self._ready() + (self._device.ready() if self._device is not None else 0)
 
     def end(self) -> None:
         """Ends the pass. Unless it took what was expected, nothing more is made."""
@@ -156,6 +178,7 @@ class Producer(Iterator[Work]):
     def stop(self) -> None:
         """Throws away what was made ahead: waits for copies that still run, and gives back all slots."""
         run, backend = self._run, self.options.backend
+        self._end_device_thread()
         try:
             if backend is not None and self._pid == os.getpid():  # a forked child has no device
                 self._begun.clear()
@@ -176,8 +199,15 @@ class Producer(Iterator[Work]):
         if getattr(self, "_copying", None) and not _is_finalizing():
             self.stop()
 
+    def _end_device_thread(self) -> None:
+        run, device, self._device = self._run, self._device, None
+        if run is not None and device is not None and self._pid == os.getpid():
+            run.closed = True
+            if not device.stop() and self.pool is not None:
+                self.pool.leave_behind()  # it hangs in the middle of a copy
+
     def _forget(self) -> None:
-        self._run, self._ahead, self._stop = None, None, 0
+        self._run, self._ahead, self._device, self._stop = None, None, None, 0
         self._split.clear()
 
     def _read_on(self, done: int, stop: int = 0) -> None:
@@ -217,24 +247,29 @@ class Producer(Iterator[Work]):
         """Returns the next batch on its device."""
         try:
             return self._next_copied(backend)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, WorkerTimeoutError) and self.pool is not None:
+                self.pool.leave_behind()  # whoever makes the batch may hang
+            self._end_device_thread()
             self._begun.clear()
             self._give_back(backend)
             raise
 
     def _next_copied(self, backend: Backend) -> Work:
-        probe = self._probe
-        while self._copying and backend.finished(self._copying[0][0]):
-            self._release()
-        if not self._begun:
-            self._give_back(backend, leave=self._slots_in_copy - 1)  # out of slots: the only wait of the host
+        probe, run, pool = self._probe, self._run, self.pool
+        if self._device is not None and run is not None and pool is not None:
+            found = self._device.take(run.patience, lambda: pool.describe(run))
+            if found is None:
+                raise StopIteration
+            self._begun.append(found)
+        elif not self._begun:
             self._begin_next(backend)
             if not self._begun:
                 raise StopIteration
-        if len(self._copying) < self._slots_in_copy and self._ready():
+        if self._device is None and len(self._copying) < self._slots_in_copy and self._ready():
             self._begin_next(backend)
         if probe is not None:
-            probe.in_copy = len(self._begun) - 1
+            probe.in_copy = len(self._begun) - 1 if self._device is None else self._device.ready()
             probe.note_ready()
         work = self._begun.popleft()
         backend.hand_over(work.event, work.memory)
@@ -243,19 +278,31 @@ class Producer(Iterator[Work]):
         return work
 
     def _begin_next(self, backend: Backend) -> None:
+        work = self._begin(backend)
+        if work is not None:
+            self._begun.append(work)
+
+    def _begin(self, backend: Backend) -> Work | None:
+        """Begins to bring the next batch to the device; None: there are no more."""
+        while self._copying and backend.finished(self._copying[0][0]):
+            self._release()
+        self._give_back(backend, leave=self._slots_in_copy - 1)  # out of slots: the only wait of the host
         try:
             work = self._filled()
         except StopIteration:
-            return
+            return None
         try:
             with span("copy"), backend.side_stream():
                 for stage in self._side:
                     stage.run(work)
         finally:
             # Also when memory ran out half way: what was begun still reads the slot.
-            work.event = backend.record()
+            again = self._events.popleft() if len(self._events) > _EVENTS else None
+            work.event = backend.record(again)
             self._copying.append((work.event, work.slot))
-        self._begun.append(work)
+            if self._used_once:
+                self._events.append(work.event)
+        return work
 
     def _give_back(self, backend: Backend, leave: int = 0) -> None:
         """Waits for copies, the oldest first, until so many are left, and gives back their slots."""
@@ -267,6 +314,13 @@ class Producer(Iterator[Work]):
         _, slot = self._copying.popleft()
         if self.pool is not None:
             self.pool.release(slot)
+
+
+def _begin_of(reference: weakref.ref[Producer]) -> Callable[[], Work | None] | None:
+    """Returns what begins a producer's next copy; None: it is gone."""
+    producer = reference()
+    backend = producer.options.backend if producer is not None else None
+    return functools.partial(producer._begin, backend) if producer is not None and backend is not None else None
 
 
 def _epochs_from(

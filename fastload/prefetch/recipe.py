@@ -35,7 +35,7 @@ from fastload.prefetch.stages.own_sizes import (
 from fastload.prefetch.stages.rows import GatherRows, MappedImages, Present, ReadTexts, Store, WhileHeld, WriteFacts
 from fastload.prefetch.stages.samples import Samples
 from fastload.prefetch.stages.to_device import CopySlot
-from fastload.prefetch.stages.transform import DrawNumbers, TransformAtUse, TransformInThread
+from fastload.prefetch.stages.transform import DrawNumbers, TransformBatch, TransformInThread
 from fastload.system import native
 from fastload.transforms import ImageSpec, check_pipeline
 from fastload.transforms.engine.size_head import SizeHead, find_placed_head, find_size_head
@@ -135,7 +135,7 @@ def make_recipe(options: Resolved) -> Recipe:
         assert backend is not None, "it decodes"
         apart = ("images",)
         made = [DecodeOnDevice(packed, backend, augmentation, head)]
-        use = [JoinPixels(), TransformAtUse(augmentation, "the same kernel cuts the decoded images")]
+        use = [JoinPixels(), TransformBatch(augmentation, "the same kernel cuts the decoded images")]
     else:
         ragged = [name for name in PIXELS if name in dataset.file.fields and dataset.file.fields[name].ragged]
         apart, rest = tuple(ragged) if head is not None else (), left if in_threads else ()
@@ -143,7 +143,7 @@ def make_recipe(options: Resolved) -> Recipe:
         mapped = MappedImages(dataset.file) if rest and head is None else None
         made += [TransformInThread(augmentation, mapped)] if rest else []
         if left and not in_threads:
-            use = [TransformAtUse(augmentation, _why_at_use(options, augmentation))]
+            use = [_transform_batch(options, augmentation)]
     computes = bool(made)
     gathered = [name for name in names if name not in apart]
     if computes:
@@ -170,7 +170,8 @@ def make_recipe(options: Resolved) -> Recipe:
             shape, dtype = packed.image_spec()
             spec = ImageSpec(*shape, dtype)
         draws = [DrawNumbers(augmentation, options.uses, spec)] if use and not own_sizes else []
-        stages = [WriteFacts(), *reading, *draws, CopySlot(backend, file), *use]
+        again = any(stage.where is Where.SIDE_STREAM for stage in use)
+        stages = [WriteFacts(), *reading, *draws, CopySlot(backend, file, again=again), *use]
     return Recipe(
         tuple(stages),
         augmentation,
@@ -189,8 +190,9 @@ def _of_samples(options: Resolved, augmentation: Augmentation) -> Recipe:
     stages: list[Stage] = [Samples(options.data)]
     if backend is not None:
         stages += [DrawNumbers(augmentation, options.uses, None)] if transforms else []
-        stages += [CopySlot(backend, None)]
-    stages += [TransformAtUse(augmentation, "the samples come from Python code")] if transforms else []
+        again = bool(transforms) and _on_side_stream(options, augmentation)
+        stages += [CopySlot(backend, None, again=again)]
+    stages += [_transform_batch(options, augmentation)] if transforms else []
     workers = options.workers or default_workers(options.data, options.plan.batch_size, computing=True, to_device=False)
     return Recipe(tuple(stages), augmentation, workers=workers, threads=1, ahead=workers)
 
@@ -203,9 +205,14 @@ def _of_cache(options: Resolved, packed: PackedInput, augmentation: Augmentation
     spec = ImageSpec(*shape, dtype) if "images" in dataset.fields else None
     stages: list[Stage] = [WriteFacts(), WriteIndex(dataset, location)]
     stages += [ReadTexts(dataset, options.read, alone=True)] if dataset.text_fields else []
-    stages += [DrawNumbers(augmentation, options.uses, spec), CopySlot(backend, None)]
-    stages += [HoldCached(), GatherCached()] if location == "device" else [FetchCached(backend)]
-    stages.append(TransformAtUse(augmentation, "the same kernel gathers cached rows"))
+    on_side = _on_side_stream(options, augmentation)
+    stages += [DrawNumbers(augmentation, options.uses, spec), CopySlot(backend, None, again=on_side)]
+    if location == "host":
+        stages.append(FetchCached(backend))
+    else:
+        gather = GatherCached(backend if on_side else None)
+        stages += [gather] if on_side else [HoldCached(), gather]
+    stages.append(_transform_batch(options, augmentation))
     workers = options.workers or default_workers(
         packed, options.plan.batch_size, computing=packed.ragged, to_device=True
     )
@@ -251,6 +258,11 @@ def load_cache(options: Resolved) -> RowCache:
         producer.read([(0, planned)])
         for _ in producer:
             pass
+    except BaseException:
+        if cache.pins is not None:
+            producer.close()
+            cache.pins.close()
+        raise
     finally:
         producer.close()
     took_s = time.perf_counter() - begun_s
@@ -290,7 +302,7 @@ def _check_transforms(
     check_pipeline(transforms, shape, dtype, fields, packed.dataset.coordinates(), done=done)
 
 
-def check_list(transforms: object) -> tuple[Any, ...]:
+def as_list(transforms: object) -> tuple[Any, ...]:
     """Returns the argument `transform` as a tuple. Raises OptionError where it is no list, or of torchvision."""
     given: Any = () if transforms is None else transforms
     refuse_torchvision(given)
@@ -299,13 +311,25 @@ def check_list(transforms: object) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def _why_at_use(options: Resolved, augmentation: Augmentation) -> str:
-    if options.backend is not None:
-        return "on the device, uint8 has crossed the bus"
+def _on_side_stream(options: Resolved, augmentation: Augmentation) -> bool:
+    """Whether the transforms of a batch may run on the side stream: used once, nothing of the user's in them."""
+    left = augmentation.transforms[augmentation.done :]
+    in_any_thread = all(getattr(one, "thread_safe", False) for one in left) and not augmentation.mixes
+    return options.backend is not None and options.echo == 1 and in_any_thread
+
+
+def _transform_batch(options: Resolved, augmentation: Augmentation) -> TransformBatch:
+    """Returns the stage that runs the transforms which no thread runs."""
+    cached = "; the same kernel gathers cached rows" if options.cache is not None else ""
+    if _on_side_stream(options, augmentation):
+        why = f"the loop finds it done, uint8 has crossed the bus{cached}"
+        return TransformBatch(augmentation, why, options.backend)
     if options.echo != 1:
-        return "each echo draws anew"
-    slow = [one for one in augmentation.transforms if not getattr(one, "thread_safe", False)]
-    return f"{type(slow[0]).__name__} may not run in threads" if slow else "each use draws anew"
+        return TransformBatch(augmentation, f"each echo draws anew{cached}")
+    in_loop = [one for one in augmentation.transforms if not getattr(one, "thread_safe", False)]
+    in_loop += [one for one in augmentation.transforms if getattr(one, "mixes", False)]
+    name = getattr(in_loop[0], "__name__", type(in_loop[0]).__name__) if in_loop else "no transform"
+    return TransformBatch(augmentation, f"{name} runs in the loop's thread{cached}")
 
 
 def _decodes_on_device(options: Resolved, packed: PackedInput, head: SizeHead | None) -> bool:

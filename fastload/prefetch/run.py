@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from fastload.prefetch.auto_workers import WatchedPass
 from fastload.prefetch.coming import Planned
@@ -47,7 +47,12 @@ class Run:
     resources: ExitStack = field(default_factory=ExitStack)  # closed with it
     under_way: deque[Work] = field(default_factory=deque)  # in order; the first is handed over next
     closed: bool = False
+    loop_waits: bool = True  # whether who waits for works is the loop, whose waits have a limit
     pid: int = field(default_factory=os.getpid)
+
+    def wake(self) -> None:
+        """Lets who waits for a work look whether the run is over."""
+        self.orders.done_one.put(None)
 
 
 class Pool(Protocol):
@@ -56,10 +61,12 @@ class Pool(Protocol):
     Attributes:
         number: of threads or processes.
         short_switches: whether threads decode, compute or compare rows, so that they need a `ShortSwitchInterval`.
+        by_threads: whether threads fill the slots, and any thread may take works.
         watched_pass: measurements of the pass, to choose the number of workers; None: nobody asks.
     """
 
     number: int
+    by_threads: ClassVar[bool]
     watched_pass: WatchedPass | None
 
     @property
@@ -97,6 +104,12 @@ class Pool(Protocol):
 
     def leave(self, run: Run) -> None:
         """Ends a run: when this returns nothing writes to its slots any longer, or nobody looks at them."""
+
+    def describe(self, run: Run) -> str:
+        """Returns sentences on what the next work waits for."""
+
+    def leave_behind(self) -> None:
+        """Notes that a thread hangs, which uses slots: they are not used again."""
 
     def fail(self, run: Run, error: BaseException) -> None:
         """Ends a run after an error."""

@@ -14,6 +14,7 @@ import functools
 import os
 from contextlib import ExitStack
 from itertools import takewhile
+from typing import ClassVar
 
 from fastload.errors import WorkerTimeoutError
 from fastload.prefetch.auto_workers import WatchedPass
@@ -37,6 +38,7 @@ LEAST_PART = 8
 class ThreadPool:
     """Threads that make batches of a packed file, or of its rows in memory; see `Pool`."""
 
+    by_threads: ClassVar[bool] = True
     watched_pass: WatchedPass | None = None
 
     def __init__(self, options: Resolved, recipe: Recipe, cache: RowCache | None = None) -> None:
@@ -136,18 +138,22 @@ class ThreadPool:
         if not run.under_way:
             return None  # it was left
         self._wait_for(run, run.under_way[0])
+        if not run.under_way[0].done:
+            return None  # the run is over
         if (error := run.under_way[0].error) is not None:
             raise error
         return run.under_way.popleft() if run.under_way[0].planned is not None else None
 
     def _wait_for(self, run: Run, work: Work) -> None:
         """Waits until a work is done; raises WorkerTimeoutError when that takes too long."""
-        if work.done:
+        while not run.loop_waits and not (work.done or run.closed):
+            run.orders.done_one.get()
+        if work.done or run.closed:
             return
         run.patience.begin()
         try:
             while not work.done:
-                run.patience.get(run.orders.done_one, functools.partial(_describe, run, work))
+                run.patience.get(run.orders.done_one, functools.partial(self.describe, run))
         except WorkerTimeoutError:
             self.threads.left_behind = True
             raise
@@ -165,13 +171,28 @@ class ThreadPool:
                 one.costs = [cost / len(work.split)]
         return work.split
 
+    def describe(self, run: Run) -> str:
+        """Returns sentences on what the next work waits for."""
+        work = next(iter(list(run.under_way)), None)
+        if work is None or work.thread is None:
+            return "No thread has begun to read it: all are still at earlier batches."
+        what = "plans the next batch."
+        if work.planned is not None:
+            rows = work.rows
+            what = f"makes the batch that begins with {run.patience.named(int(rows[0]))} ({rows_in_words(rows)})."
+        return f"A thread {what}\n\n{doing(work.thread)}"
+
+    def leave_behind(self) -> None:
+        """Notes that a thread hangs."""
+        self.threads.left_behind = True
+
     def release(self, slot: Slot) -> None:
         """Makes a slot free that was copied to a device."""
         self.ring.give_back(slot)
 
     def depth(self, run: Run) -> int:
         """Returns how many batches are ready, one after the other."""
-        filled = takewhile(lambda work: work.done and work.error is None, run.under_way)
+        filled = takewhile(lambda work: work.done and work.error is None, list(run.under_way))
         return sum(len(work.members) for work in filled)
 
     def leave(self, run: Run) -> None:
@@ -207,14 +228,3 @@ class ThreadPool:
         for stage in self._recipe.stages:
             stage.close()
         self._opened.close()
-
-
-def _describe(run: Run, work: Work) -> str:
-    """Returns sentences on what a work waits for."""
-    if work.thread is None:
-        return "No thread has begun to read it: all are still at earlier batches."
-    what = "plans the next batch."
-    if work.planned is not None:
-        rows = work.rows
-        what = f"makes the batch that begins with {run.patience.named(int(rows[0]))} ({rows_in_words(rows)})."
-    return f"A thread {what}\n\n{doing(work.thread)}"

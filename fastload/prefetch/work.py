@@ -72,7 +72,8 @@ class Work:
     # On a device. The slot may be filled again after `event`; its arrays must not be read then.
     inner: dict[str, torch.Tensor] = field(default_factory=dict)  # fields that stay within the loader
     memory: list[torch.Tensor] = field(default_factory=list)  # device tensors that it is read from
-    event: Any = None  # of its copy
+    raw: torch.Tensor | None = None  # the slot's copy, where the next batch's takes its place; None: it is its own
+    event: Any = None  # behind all that the side stream does for it
 
     # For one of its uses.
     origin: Work | None = None  # that is used

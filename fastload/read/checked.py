@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 
 from fastload.errors import DamagedRowError, FileChangedError, FormatError, ImageError
 from fastload.format.digests import block_digests, pixel_digests, row_digest
-from fastload.format.header import PIXEL_FIELDS, PackedFile, read_shard
+from fastload.format.header import PIXEL_FIELDS, Field, PackedFile, read_shard
 from fastload.format.ragged import JPEG, RAW, EncodedRow
 from fastload.images.decode_part import decode_row
 from fastload.read.row_errors import cannot_be_decoded, unreadable
 from fastload.read.rows import open_rows
+from fastload.read.table import index_value
 from fastload.system.files import read_bytes
 
 CHANGED = "its pixels changed since packing (their digest differs)"
 
 _CACHE_CHUNKS = 32
 _CHECKED_ROWS = 1 << 16
-_DEFAULTS = {"encoding": RAW, "orientation": 1}  # of rows that are not ragged
 
 
 class DamagedBefore(ImageError):
@@ -55,11 +55,6 @@ class CheckedSample(NamedTuple):
     pixels: dict[str, NDArray[Any]]
 
 
-def has_ragged(file: PackedFile) -> bool:
-    """Whether images or masks are ragged: rows of varying length."""
-    return any(file.fields[name].ragged is not None for name in PIXEL_FIELDS if name in file.fields)
-
-
 class CheckedSamples:
     """Reads images and masks of any dataset, without a mapping; must not cross a fork.
 
@@ -73,7 +68,7 @@ class CheckedSamples:
         self._has_digests = file.version is not None and digests is not None and digests.dtype == np.uint64
         fields = [*self.names, *["digest"] * self._has_digests]
         self._rows = open_rows(file, fields, "pread", cache_chunks=_CACHE_CHUNKS)
-        self._encoded = {name: self._rows.encoded(name) for name in self.names if file.fields[name].ragged}
+        self._encoded = {name: self._rows.encoded(name) for name in file.ragged}
         self._local, self._lock = threading.local(), threading.Lock()
         self._shards: dict[int, _ShardFacts] = {}
         if file.holds_rows:
@@ -83,7 +78,7 @@ class CheckedSamples:
         """Returns what the index says of each row of a field, (N,): its "bytes", "encoding" or "orientation"."""
         if name in self._encoded:
             return self._encoded[name].part(part, np.arange(self.file.num_rows))
-        return np.full(self.file.num_rows, _DEFAULTS.get(part, self.file.fields[name].row_bytes))
+        return np.broadcast_to(index_value(self.file.fields[name], part), self.file.num_rows)
 
     def shape(self, row: int) -> tuple[int, int, int]:
         """Returns (H, W, C) of the decoded image of a row of a packed file."""
@@ -104,8 +99,7 @@ class CheckedSamples:
 
         ImageError, the reason only: its index entry is impossible, or it cannot be read.
         """
-        field = self.file.fields[name]
-        if field.ragged is None:
+        if (field := self.file.ragged.get(name)) is None:
             pixels = self.pixels(name, row)
             return EncodedBytes(_little_endian(pixels).tobytes(), RAW, pixels.shape, 1)
         where = np.array([row])
@@ -117,9 +111,7 @@ class CheckedSamples:
                 if row in self._shard(number).impossible[name] or not 0 <= length <= field.shard_bytes[number]:
                     raise ImageError(self._encoded[name].impossible(index).get(0, "its index entry was impossible"))
                 one = self._rows.store.files.opened[number]
-                extent = one.header.fields[name].ragged
-                assert extent is not None, "ragged in each file"
-                data = read_bytes(one.fd, length, extent.base + offset)
+                data = read_bytes(one.fd, length, one.header.fields[name].base + offset)
             except OSError as exc:
                 raise ImageError(f"cannot be read: {exc.strerror or exc}") from exc
             if len(data) < length:
@@ -139,8 +131,8 @@ class CheckedSamples:
         or decoded.
         """
         if name in self._encoded:
-            return self._decoded(name, self.encoded_bytes(name, row))
-        out = self._empty(name, 1)
+            return _decoded(self.file.fields[name], self.encoded_bytes(name, row))
+        out = self.file.fields[name].empty(1)
         for reason in self.read(name, np.array([row]), out).values():
             raise ImageError(reason)
         pixels: NDArray[Any] = out[0]
@@ -152,20 +144,20 @@ class CheckedSamples:
         A JPEG, whose digest is of its bytes, is decoded only if `jpeg` is set. ImageError, the reason only: it
         cannot be read, or differs from what was packed; DamagedBefore: it is what was packed, and cannot be decoded.
         """
-        image = self.encoded_bytes("images", row)
+        image, fields = self.encoded_bytes("images", row), self.file.fields
         is_jpeg = image.encoding == JPEG
-        pixels = {} if is_jpeg else {"images": self._decoded("images", image)}
+        pixels = {} if is_jpeg else {"images": _decoded(fields["images"], image)}
         parts = [image.data if is_jpeg else _little_endian(pixels["images"])]
         mask = self.encoded_bytes("masks", row) if "masks" in self.names else None
         if mask is not None:
-            pixels["masks"] = self._decoded("masks", mask)
+            pixels["masks"] = _decoded(fields["masks"], mask)
             parts.append(pixels["masks"])
         digest = row_digest(parts)
         if self._has_digests and digest != self._digests(np.array([row]))[0]:
             raise ImageError(CHANGED)
         if jpeg and is_jpeg:
             try:
-                pixels["images"] = self._decoded("images", image)
+                pixels["images"] = _decoded(fields["images"], image)
             except ImageError as exc:
                 if not self._has_digests:
                     raise
@@ -188,7 +180,7 @@ class CheckedSamples:
             memory: dict[str, NDArray[Any]] = self._local.__dict__  # that this thread's next call uses again
             for name in self.names:
                 if name not in memory or len(memory[name]) < len(at):
-                    memory[name] = self._empty(name, len(at))
+                    memory[name] = self.file.fields[name].empty(len(at))
                 arrays.append(memory[name][: len(at)])
                 wrong = self.read(name, at, arrays[-1]) | wrong
             different = np.flatnonzero(pixel_digests(arrays) != self._digests(at)).tolist()
@@ -242,15 +234,13 @@ class CheckedSamples:
                 )
         return _ShardFacts(impossible, digests)
 
-    def _empty(self, name: str, count: int) -> NDArray[Any]:
-        field = self.file.fields[name]
-        return np.empty((count, *field.shape), field.dtype.newbyteorder("="))
 
-    def _decoded(self, name: str, row: EncodedBytes) -> NDArray[Any]:
-        try:
-            return decode_row(*row, self.file.fields[name].dtype)
-        except (ImageError, MemoryError) as exc:
-            raise ImageError(cannot_be_decoded(name, row.encoding, exc)) from exc
+def _decoded(field: Field, row: EncodedBytes) -> NDArray[Any]:
+    """Returns the pixels of a row. ImageError, the reason only: it cannot be decoded."""
+    try:
+        return decode_row(*row, field.dtype)
+    except (ImageError, MemoryError) as exc:
+        raise ImageError(cannot_be_decoded(field.name, row.encoding, exc)) from exc
 
 
 class _ShardFacts(NamedTuple):

@@ -20,30 +20,23 @@ from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, MAX_ROW_BYTES,
 from fastload.images.decode_part import DecodedPart, OnSuspect, decode_part, decode_row, offset_in
 from fastload.read.row_errors import cannot_be_decoded, read_error, sample_name
 from fastload.read.store import Store
-from fastload.read.table import LocatedIndex, index_columns
+from fastload.read.table import LocatedIndex, index_columns, index_value
 from fastload.system import native
 from fastload.timing.stopwatch import lap
 
 Decoded = TypeVar("Decoded")
 
 
-class EncodedRows:
-    """Reads the encoded rows of one ragged field of a dataset. Any thread may call it, also after a fork.
+class IndexedRows:
+    """The index and the encoded bytes of one ragged field's rows. Any thread may call it, also after a fork.
 
     All but `part` is called within `Store.holding` the rows.
-
-    Args:
-        verify: called with the file and a row that libjpeg refuses or that cannot be decoded; raises ImageError, the
-            reason only, if the row is not what was packed. None: such rows count as damaged after packing, if not even
-            Pillow decodes them.
     """
 
-    def __init__(self, store: Store, name: str, verify: Callable[[PackedFile, int], None] | None = None) -> None:
-        self._store, self._file, self._field = store, store.file, store.file.fields[name]
+    def __init__(self, store: Store, name: str) -> None:
+        self._store, self._file, self._field = store, store.file, store.file.ragged[name]
         self._columns = index_columns(self._file, name)
         self._shard_bytes = np.array(self._field.shard_bytes, np.int64)
-        self._verify = verify
-        self._packed: set[int] = set()  # suspected rows that turned out to be what was packed
 
     @property
     def flat(self) -> NDArray[np.uint8] | None:
@@ -76,12 +69,12 @@ class EncodedRows:
 
     def _arrays(self, parts: Iterable[str], count: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """Returns an array for each part, and those among them to be read, by their datasets."""
-        found, read = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
+        found: dict[str, NDArray[Any]] = {}  # made without their types: subscribing NDArray takes 2 us
+        read: dict[str, NDArray[Any]] = {}
         for part in parts:
             dtype, shape = INDEX_DTYPES[part]
             if (dataset := self._columns.get(part)) is None:
-                value = np.array([*self._field.shape[:2], 1] if part == "shape" else 1, dtype)
-                found[part] = np.broadcast_to(value, (count, *shape))
+                found[part] = np.broadcast_to(index_value(self._field, part), (count, *shape))
             else:
                 found[part] = read[dataset] = np.empty((count, *shape), dtype)
         return found, read
@@ -111,6 +104,21 @@ class EncodedRows:
     def located(self, index: LocatedIndex) -> tuple[NDArray[np.int64], NDArray[np.uint8] | None]:
         """Returns where the encoded bytes of rows begin in memory, int64 (n,), and an array that keeps it, if any."""
         return self._store.encoded(self._field.name, index)
+
+
+class EncodedRows(IndexedRows):
+    """Decodes the rows of one ragged field, or parts of them. Any thread may call it, also after a fork.
+
+    Args:
+        verify: called with the file and a row that libjpeg refuses or that cannot be decoded; raises ImageError, the
+            reason only, if the row is not what was packed. None: such rows count as damaged after packing, if not even
+            Pillow decodes them.
+    """
+
+    def __init__(self, store: Store, name: str, verify: Callable[[PackedFile, int], None] | None = None) -> None:
+        super().__init__(store, name)
+        self._verify = verify
+        self._packed: set[int] = set()  # suspected rows that turned out to be what was packed
 
     def make_images(
         self,

@@ -37,12 +37,10 @@ class FetchAhead:
     """
 
     def __init__(self, store: RemoteStore, plan: EpochPlan, local_ranks: range, *, kept: int, most_held: int) -> None:
-        self._store, self._plan, self._local_ranks, self._kept = store, plan, local_ranks, kept
-        self._remote, self._shards = store.remote, store.file.shards
+        self._store, self._remote, self._kept = store, store.remote, kept
         # Only the headers of the shards say in which chunks rows of varying length lie.
-        self._ragged = any(field.ragged is not None for field in store.file.fields.values())
-        self._now = (plan.epoch, 0)
-        self._plans: dict[int, EpochPlan] = {}
+        self._ragged = bool(store.file.ragged)
+        self._use = _NextUse(store, plan, local_ranks)
         # Of the batches announced last, who holds which chunks, epoch and step: the first one may still be read.
         self._held: deque[tuple[ChunkFetcher, list[int], int, int]] = deque()
         self._lock = threading.Lock()
@@ -50,9 +48,7 @@ class FetchAhead:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._error: Exception | None = None  # of the order before
-        # In the order of shards, and of the rows there.
-        self._pieces = np.lexsort((self._shards.first, self._shards.shard))
-        self._remote.expect(most_held, self.needed)
+        self._remote.expect(most_held, self._use.steps_until)
 
     def announce(self, rows: NDArray[np.int64], epoch: int, step: int) -> None:
         """Announces rows of the index, int64 (B,), of a step of an epoch; calls come in the order of reading."""
@@ -72,9 +68,9 @@ class FetchAhead:
         with self._lock:
             if self._closed:
                 return
-            fetcher = self._remote.current()
+            fetcher = self._remote.cache.current()
             self._held.append((fetcher, chunks, epoch, step))
-            self._now = self._held[0][2:]
+            self._use.now = self._held[0][2:]
             fetcher.announce(chunks)
             self._announce_again(fetcher)
             while len(self._held) > self._kept:
@@ -89,9 +85,9 @@ class FetchAhead:
             FastloadError, ...: the error of a chunk that cannot be fetched.
             CacheError: the disk is full; only this process could read what it fetches into its memory.
         """
-        if self._remote.is_lost():  # worker processes wait until it is made anew
-            self._remote.open_anew(self._remote.current())
-        fetcher = self._remote.current()
+        if self._remote.cache.is_lost():  # worker processes wait until it is made anew
+            self._remote.cache.open_anew(self._remote.cache.current())
+        fetcher = self._remote.cache.current()
         try:
             with self._lock:
                 if not self._remote.cache.in_memory:
@@ -103,7 +99,7 @@ class FetchAhead:
             if len(held) < len(places) and (error := self._error) is not None:
                 raise error
         except CacheLostError:
-            self._remote.open_anew(fetcher)
+            self._remote.cache.open_anew(fetcher)
         except DiskFullError as exc:
             raise CacheError(
                 f"{self._remote.url}: the disk of the cache is full, and worker processes read only from it. Make "
@@ -133,7 +129,41 @@ class FetchAhead:
             except (FastloadError, OSError, RuntimeError) as error:
                 self._error = error  # reading goes on without it, and whoever reads the rows gets the error
 
-    def needed(self, chunks: NDArray[np.int64]) -> NDArray[np.float64]:
+    def close(self) -> None:
+        """Ends the holding of chunks that were announced; a later call does nothing."""
+        with self._lock:
+            self._closed = True
+            while self._held:
+                self._release_first()
+        if self._thread is not None:
+            self._orders.put(None)
+            if self._thread is not threading.current_thread():
+                self._thread.join(_CLOSE_S)
+                if self._thread.is_alive():
+                    return  # it waits for a header, and uses the store
+        self._store.close()
+
+
+class _NextUse:
+    """Says when the ranks of this machine need the chunks of a remote dataset next, by the plan. Threads share it.
+
+    Attributes:
+        now: epoch and step of the first batch that may still be read.
+    """
+
+    def __init__(self, store: RemoteStore, plan: EpochPlan, local_ranks: range) -> None:
+        self.now = (plan.epoch, 0)
+        self._table, self._shards, self._plan, self._local_ranks = (
+            store.remote.table,
+            store.file.shards,
+            plan,
+            local_ranks,
+        )
+        self._plans: dict[int, EpochPlan] = {}
+        # In the order of shards, and of the rows there.
+        self._pieces = np.lexsort((self._shards.first, self._shards.shard))
+
+    def steps_until(self, chunks: NDArray[np.int64]) -> NDArray[np.float64]:
         """Returns the steps until each chunk is needed next by a rank of this machine, inf for never: float64 (n,).
 
         Where any chunk may be needed at any time, a random number.
@@ -148,7 +178,7 @@ class FetchAhead:
 
     def _needed(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Returns the steps until the chunk of the plan that each row lies in is needed next, float64 (n,)."""
-        epoch, step = self._now
+        epoch, step = self.now
         plan = self._plan_of(epoch)
         ranks, steps = plan.chunk_places(rows)
         window, chunk_rows = plan.shuffle, max(1, plan.chunk_rows)
@@ -177,13 +207,12 @@ class FetchAhead:
 
     def _rows_of(self, chunks: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the first and the last row of the index in each chunk, of a ragged field near it: int64 (2, n)."""
-        table, shards = self._remote.table, self._shards
+        table, shards = self._table, self._shards
         shard, column, number = table.placed(chunks)
         there = np.zeros((2, len(chunks)), np.int64)
         for at, name in enumerate(table.fields):
             mine = np.flatnonzero(column == 1 + at)
-            ragged = self._store.file.fields[name].ragged
-            size = table.rows[name][shard[mine]] if ragged is None else ragged.chunk_rows
+            size = table.rows_near[name][shard[mine]]
             firsts = number[mine] * size
             there[:, mine] = np.minimum([firsts, firsts + size - 1], shards.num_rows[shard[mine]] - 1)
         order = self._pieces
@@ -193,17 +222,3 @@ class FetchAhead:
             there - shards.first[piece], 0, shards.rows[piece] - 1
         )
         return found
-
-    def close(self) -> None:
-        """Ends the holding of chunks that were announced; a later call does nothing."""
-        with self._lock:
-            self._closed = True
-            while self._held:
-                self._release_first()
-        if self._thread is not None:
-            self._orders.put(None)
-            if self._thread is not threading.current_thread():
-                self._thread.join(_CLOSE_S)
-                if self._thread.is_alive():
-                    return  # it waits for a header, and uses the store
-        self._store.close()

@@ -12,7 +12,7 @@ from fastload.format.texts import count_name, is_text
 
 def text_fields(file: PackedFile) -> list[str]:
     """Returns the fields of a file that hold texts."""
-    return [name for name, field in file.fields.items() if field.ragged is None and is_text(field.dtype, field.shape)]
+    return [name for name, field in file.fields.items() if is_text(field.dtype, field.shape)]
 
 
 def with_counts(file: PackedFile, names: Iterable[str]) -> list[str]:
@@ -55,7 +55,7 @@ def forms_of_samples(file: PackedFile | None, fields: Iterable[str]) -> list[str
             continue
         shape = ["HWC"[axis] if field.varied and not length else str(length) for axis, length in enumerate(field.shape)]
         if name == "images":
-            axes = "HWC" if field.ragged is not None else image_axes(file)
+            axes = image_axes(file)
             shape = ["1", *shape] if axes == "HW" else [shape[2], *shape[:2]] if axes == "HWC" else shape
         if is_text(field.dtype, field.shape):
             forms.append(f"{name} list of str" if field.shape else f"{name} str")

@@ -28,9 +28,9 @@ class HeldRows:
 
     def __init__(self, index: PackedFile, shard: int) -> None:
         self._remote, self._shard = cast(RemoteShards, index.remote), shard
-        self._fetcher, names = self._remote.current(), self._remote.table.fields
+        self._fetcher, names = self._remote.cache.current(), self._remote.table.fields
         pixels = [name for name in names if name in PIXEL_FIELDS]
-        columns = [one for name in pixels if index.fields[name].ragged for one in index_columns(index, name).values()]
+        columns = [one for name in pixels for one in index_columns(index, name).values()]
         self._pixels = RemoteStore(index, [*pixels, *columns], "pread")
         self._others = RemoteStore(index, [name for name in names if name not in PIXEL_FIELDS], "pread")
         self._announced: dict[int, list[int]] = {}  # by the first row of a span

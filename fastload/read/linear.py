@@ -68,19 +68,27 @@ class MappedRows:
     """Gathers rows of linear fields from one shared, read-only mapping, which outlives the descriptor.
 
     Any thread may call it, also after a fork.
+
+    Attributes:
+        rows: of each field all rows as mapped, uint8 (N, row_bytes), of a ragged one all bytes, (T,); read-only, valid
+            until `close`.
     """
 
     def __init__(self, fd: int, file: PackedFile, fields: Sequence[str]) -> None:
         self._map = mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        self._rows: dict[str, NDArray[np.uint8]] = {}
+        self.rows: dict[str, NDArray[np.uint8]] = {}
         self._begins: dict[str, int] = {}  # where the first row lies in memory
         self._short: dict[str, NDArray[np.void]] = {}  # rows as opaque elements, (N,)
+        of_ragged = file.ragged
         for name in fields:
             field = file.fields[name]
-            assert field.offset is not None, f"{name} is not linear"
+            if name in of_ragged:
+                num_bytes = of_ragged[name].ragged.num_bytes
+                self.rows[name] = np.frombuffer(self._map, np.uint8, num_bytes, field.base)
+                continue
             # As bytes, whatever the dtype: NumPy copies a whole source that is not aligned to its elements.
-            flat = np.frombuffer(self._map, np.uint8, file.num_rows * field.row_bytes, field.offset)
-            self._rows[name] = flat.reshape(file.num_rows, field.row_bytes)
+            flat = np.frombuffer(self._map, np.uint8, file.num_rows * field.row_bytes, field.base)
+            self.rows[name] = flat.reshape(file.num_rows, field.row_bytes)
             self._begins[name] = flat.ctypes.data
             if 0 < field.row_bytes <= SHORT_ROW_BYTES:
                 self._short[name] = flat.view((np.void, field.row_bytes))
@@ -91,7 +99,7 @@ class MappedRows:
             assert out.flags.c_contiguous, "a gather needs C-contiguous memory"
             short = self._short.get(name)
             if short is None:
-                source = self._rows[name]
+                source = self.rows[name]
                 target = out.reshape(-1).view(np.uint8).reshape(len(rows), source.shape[1])
                 if native.library() is not None:
                     native.gather(self.addresses(name, rows), target)
@@ -106,20 +114,12 @@ class MappedRows:
 
     def addresses(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns where rows of a field begin in memory, int64 (B,); valid until `close`."""
-        found: NDArray[np.int64] = self._begins[name] + rows * self._rows[name].shape[1]
+        found: NDArray[np.int64] = self._begins[name] + rows * self.rows[name].shape[1]
         return found
-
-    def rows(self, name: str) -> NDArray[np.uint8]:
-        """Returns all rows of a field as mapped, uint8 (N, row_bytes), read-only; valid until `close`."""
-        return self._rows[name]
-
-    def flat(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
-        """Returns a range of the file as mapped, uint8 (num_bytes,), read-only; valid until `close`."""
-        return np.frombuffer(self._map, np.uint8, num_bytes, offset)
 
     def close(self) -> None:
         """Releases the mapping; it is unmapped when the last array over it is gone."""
-        self._rows.clear()
+        self.rows.clear()
         self._short.clear()
         self._map = None  # type: ignore[assignment]  # closing it would raise while a view lives
 
@@ -133,7 +133,7 @@ class PreadRows:
     def __init__(self, fd: int, file: PackedFile, fields: Sequence[str]) -> None:
         self._fd = fd
         self._file = file
-        self._layout = {name: (file.fields[name].offset or 0, file.fields[name].row_bytes) for name in fields}
+        self._layout = {name: (file.fields[name].base, file.fields[name].row_bytes) for name in fields}
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
         """Copies rows, checked to be in range, into arrays (B, ...). FileChangedError: the file is too short."""
@@ -213,7 +213,7 @@ class MappedShards:
     def of(cls, file: PackedFile) -> MappedShards | None:
         """Returns the joined images of an index, or None where they cannot be one array."""
         field, shards = file.fields["images"], file.shards
-        if not field.in_shards or field.ragged is not None or len(shards.shard) > _MOST_JOINED:
+        if not field.in_shards or len(shards.shard) > _MOST_JOINED:
             return None
         starts = shards.begins * field.row_bytes
         inside = shards.images_offset[shards.shard] + shards.first * field.row_bytes

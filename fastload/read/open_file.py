@@ -63,14 +63,13 @@ class OpenFile:
                 self.held_sparse = HeldOffWriters(header, self.fd, waits=False)
             kinds = {name: header.fields[name] for name in fields}
             self._dtypes = {name: field.dtype.newbyteorder("=") for name, field in kinds.items()}
-            linear = [name for name, field in kinds.items() if field.offset is not None]
-            other = [name for name, field in kinds.items() if field.offset is None and field.ragged is None]
-            if len(linear) + len(other) < len(kinds) or linear:  # ragged bytes are read by the same
+            chunked = [name for name, field in kinds.items() if field.chunked]
+            if linear := [name for name in kinds if name not in chunked]:  # and bytes of ragged fields
                 self._linear = (MappedRows if self._is_mapped else PreadRows)(self.fd, header, linear)
                 self._sources = dict.fromkeys(linear, self._linear)
-            if other:
-                chunks = ChunkedRows(header, other, cache_chunks=cache_chunks, windows=windows)
-                self._sources |= dict.fromkeys(other, chunks)
+            if chunked:
+                chunks = ChunkedRows(header, chunked, cache_chunks=cache_chunks, windows=windows)
+                self._sources |= dict.fromkeys(chunked, chunks)
         except BaseException:
             self.close()
             raise
@@ -96,11 +95,7 @@ class OpenFile:
 
         Valid until `close`, and to be touched within `held`. None where they are not mapped.
         """
-        if not isinstance(self._linear, MappedRows):
-            return None
-        if (ragged := self.header.fields[name].ragged) is not None:
-            return self._linear.flat(ragged.base, ragged.num_bytes)
-        return self._linear.rows(name) if self._sources[name] is self._linear else None
+        return self._linear.rows.get(name) if isinstance(self._linear, MappedRows) else None
 
     def read_bytes(
         self, name: str, offsets: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[np.uint8]
@@ -109,9 +104,8 @@ class OpenFile:
 
         Raises FileChangedError if the file ends before a range does, ReadError if the system cannot read it.
         """
-        ragged = self.header.fields[name].ragged
-        assert ragged is not None and isinstance(self._linear, PreadRows), "not mapped"
-        self._linear.read_ranges(name, ragged.base + offsets, lengths, out)
+        assert isinstance(self._linear, PreadRows), "not mapped"
+        self._linear.read_ranges(name, self.header.fields[name].base + offsets, lengths, out)
 
     def check_identity(self) -> FileIdentity:
         """Raises FileChangedError if the file was written to or truncated since its header was read.
@@ -146,7 +140,7 @@ class OpenFile:
 
     def close(self) -> None:
         """Closes what it opened; no copy may be running. Calling it again does nothing."""
-        for source in {*self._sources.values(), *([self._linear] if self._linear is not None else [])}:
+        for source in {*self._sources.values()}:
             source.close()
         self._sources, self._linear = {}, None
         for held in (self.held, self.held_sparse):

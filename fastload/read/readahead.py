@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, FileChangedError
-from fastload.format.header import Field, PackedFile, read_shard
+from fastload.format.header import Field, PackedFile, RaggedField, read_shard
 from fastload.format.ragged import index_names
 from fastload.read.identity import open_checked
 from fastload.read.linear import PreadRows
@@ -146,10 +146,10 @@ class FileReadAhead:
         self._small: list[Extents] = []
         self._large: list[Extents] = []
         self._fd = fd = open_checked(file)
-        ragged = [name for name in names if file.fields[name].ragged is not None]
+        ragged = [name for name in names if name in file.ragged]
         for name in dict.fromkeys([*ragged, *names, *chain(*map(index_names, ragged))]):
-            if name in ragged or file.fields[name].offset is not None:
-                extents = Extents(fd, file, file.fields[name])
+            if not file.fields[name].chunked:
+                extents = RaggedExtents(fd, file, file.ragged[name]) if name in ragged else Extents(file.fields[name])
                 is_small = extents.num_bytes(rows.stop) <= _SMALL_FIELD_BYTES
                 (self._small if is_small else self._large).append(extents)
         self._rows = rows
@@ -188,8 +188,6 @@ class FileReadAhead:
                 thread.join(_CLOSE_S)
                 if thread.is_alive():
                     return  # its disk does not answer; it may still use what would be closed
-        for extents in (*self._small, *self._large):
-            extents.close()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -279,27 +277,41 @@ def sliced(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Extents:
-    """Byte ranges of a field's rows in the open file; a ragged field's are read from its index."""
+    """Byte ranges of a field's rows in the file."""
 
-    def __init__(self, fd: int, file: PackedFile, field: Field) -> None:
-        self._fd = fd
-        self._row_bytes = field.row_bytes
-        self._ragged = field.ragged
-        self.base = field.offset or 0
-        if field.ragged is not None:
-            self.base = field.ragged.base
-            self._names = (f"{field.name}_offset", f"{field.name}_bytes")
-            self._index = PreadRows(fd, file, self._names)
-            self._bases = [file.fields[name].offset or 0 for name in self._names]
+    def __init__(self, field: Field) -> None:
+        self.base, self._row_bytes = field.base, field.row_bytes
 
     def num_bytes(self, stop: int) -> int:
         """Returns the bytes of the rows before `stop`; of all ragged rows, which may lie in any order."""
-        return self._row_bytes * stop if self._ragged is None else self._ragged.num_bytes
+        return self._row_bytes * stop
 
     def last_byte(self, row: int) -> int | None:
         """Returns the last byte of a row; None if its index entry is not in memory."""
-        if self._ragged is None:
-            return self.base + (row + 1) * self._row_bytes - 1
+        return self.base + (row + 1) * self._row_bytes - 1
+
+    def ranges(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the ranges, int64 (R, 2), (offset, length), that hold rows first[i] to stop[i] - 1 for each i.
+
+        Ranges of ragged rows are sorted; neighbours are joined.
+        """
+        return np.stack([self.base + first * self._row_bytes, (stop - first) * self._row_bytes], axis=1)
+
+
+class RaggedExtents(Extents):
+    """Byte ranges of a ragged field's rows, read from its index in the open file, whose descriptor stays open."""
+
+    def __init__(self, fd: int, file: PackedFile, field: RaggedField) -> None:
+        super().__init__(field)
+        self._fd, self._all_bytes = fd, field.ragged.num_bytes
+        self._names = (f"{field.name}_offset", f"{field.name}_bytes")
+        self._index = PreadRows(fd, file, self._names)
+        self._bases = [file.fields[name].base for name in self._names]
+
+    def num_bytes(self, stop: int) -> int:
+        return self._all_bytes
+
+    def last_byte(self, row: int) -> int | None:
         found = [syscalls.read_resident(self._fd, base + 8 * row, 8) or b"" for base in self._bases]
         if min(map(len, found)) < 8:
             return None
@@ -307,13 +319,7 @@ class Extents:
         return self.base + begin + max(length, 1) - 1
 
     def ranges(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the ranges, int64 (R, 2), (offset, length), that hold rows first[i] to stop[i] - 1 for each i.
-
-        Ranges of ragged rows are sorted; neighbours are joined.
-        """
-        if self._ragged is None:
-            return np.stack([self.base + first * self._row_bytes, (stop - first) * self._row_bytes], axis=1)
-        counts, num_bytes = stop - first, self._ragged.num_bytes
+        counts, num_bytes = stop - first, self._all_bytes
         rows = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - first, counts)
         offset, length = (np.empty(len(rows), np.int64) for _ in range(2))
         self._index.gather(rows, dict(zip(self._names, (offset, length), strict=True)))
@@ -325,11 +331,6 @@ class Extents:
         begins = np.flatnonzero(np.concatenate(([True], offset[1:] > end[:-1] + _JOINED_BYTES)))
         ends = end[np.append(begins[1:] - 1, len(end) - 1)]
         return np.stack([self.base + offset[begins], ends - offset[begins]], axis=1)
-
-    def close(self) -> None:
-        """Releases what reading the index needed; the descriptor stays open."""
-        if self._ragged is not None:
-            self._index.close()
 
 
 class KernelAdvice:

@@ -35,7 +35,7 @@ class RemoteStore(Store):
     def __init__(self, file: PackedFile, fields: Sequence[str], read: Read = "auto", **options: Any) -> None:
         super().__init__(file, fields, read, **options)
         self.remote = cast(RemoteShards, file.remote)
-        self.fetcher = self.remote.current()  # that open files are held by
+        self.fetcher = self.remote.cache.current()  # that open files are held by
         self.chunked = [name for name in self.fields if name in self.remote.table.fields]  # fetched when rows are read
 
     def holding(self, located: Located, fields: Collection[str] | None = None) -> AbstractContextManager[None]:
@@ -58,14 +58,14 @@ class RemoteStore(Store):
                 found |= dict.fromkeys(table.of_bytes(name, number, offset, length).tolist())
         return list(found)
 
-    def again(self, located: Located, work: Callable[[], ResultT]) -> ResultT:
-        """Returns what some work on these rows returns.
+    def within(self, located: Located, work: Callable[[], ResultT], fields: Collection[str] | None = None) -> ResultT:
+        """Returns what some work on these rows returns, done within `holding` them.
 
         It is done again where a file was touched, where copies were lost, and where what came had changed on its way.
         """
         for left in range(_MOST_AGAIN, -1, -1):
             try:
-                return super().again(located, work)
+                return super().within(located, work, fields)
             except (FastloadError, OSError) as exc:
                 if not left or not self._may_help(exc, located):
                     raise
@@ -74,7 +74,7 @@ class RemoteStore(Store):
     def _may_help(self, exc: Exception, located: Located) -> bool:
         """Whether rows that could not be read can be now, as what was lost or changed on its way is fetched again."""
         is_nested = self.files.is_used_here
-        if not is_nested and self.remote.is_lost({number: one.fd for number, one in self.files.opened.items()}):
+        if not is_nested and self.remote.cache.is_lost({number: one.fd for number, one in self.files.opened.items()}):
             self.leave(CacheLostError(self.file.path))
             return True
         if not isinstance(exc, FormatError):  # DamagedRowError is one
@@ -87,7 +87,7 @@ class RemoteStore(Store):
             for number in damaged.numbers:  # a writer of this process would wait for this thread
                 if isinstance(held := self.files.opened[number].held_sparse, HeldOffWriters):
                     held.let_go()
-            repaired = self.remote.repaired(chunks)
+            repaired = self.remote.repairs.repaired(chunks)
         if repaired and not is_nested:
             self._reopen()
         return repaired
@@ -98,10 +98,10 @@ class RemoteStore(Store):
         It waits until no thread reads from the open files, and closes them.
         """
         if isinstance(why, DiskFullError):
-            self.remote.leave_disk()
-        elif self.fetcher is self.remote.current():
-            self.remote.open_anew(self.fetcher)
-        if self.fetcher is not self.remote.current():
+            self.remote.cache.leave_disk()
+        elif self.fetcher is self.remote.cache.current():
+            self.remote.cache.open_anew(self.fetcher)
+        if self.fetcher is not self.remote.cache.current():
             self._reopen()
 
     def _reopen(self) -> None:
@@ -109,13 +109,13 @@ class RemoteStore(Store):
         self.files.drain(self._begin_anew)
 
     def _begin_anew(self) -> None:
-        self.fetcher = self.remote.current()
+        self.fetcher = self.remote.cache.current()
         if self.joined is not None:
             self.joined.forget()
 
     def require_current(self) -> None:
         """Raises CacheLostError where another thread has left the cache."""
-        if self.remote.current() is not self.fetcher:
+        if self.remote.cache.current() is not self.fetcher:
             raise CacheLostError(self.file.path)
 
     def forked(self, opened: OrderedDict[int, OpenFile]) -> None:
@@ -178,7 +178,7 @@ class _HeldCopies(Held):
             if not is_nested and any(name not in table.rows for name in self._chunked):  # only the copies say which
                 self._require_copies(opened)
             chunks = store.chunks_of(self._located, self._chunked)
-            store.remote.check_held(chunks)
+            store.remote.room.check_held(chunks)
             lap("reading")
             store.fetcher.hold(chunks)
             lap(NETWORK)
@@ -196,7 +196,7 @@ class _HeldCopies(Held):
     def _require_copies(self, opened: Sequence[OpenFile]) -> None:
         """Raises CacheLostError where copies are no longer the open files."""
         numbers = self._located.numbers
-        if self._copies.remote.is_lost({number: one.fd for number, one in zip(numbers, opened, strict=True)}):
+        if self._copies.remote.cache.is_lost({number: one.fd for number, one in zip(numbers, opened, strict=True)}):
             raise CacheLostError(self._copies.file.path)
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:

@@ -27,7 +27,7 @@ from fastload.format.digests import (
 from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, with_digests
 from fastload.format.ragged import JPEG, RAW
 from fastload.images.decode_part import decode_row
-from fastload.read.encoded import EncodedRows
+from fastload.read.encoded import IndexedRows
 from fastload.read.linear import as_rows
 from fastload.read.open_file import OpenFile
 from fastload.read.row_errors import cannot_be_decoded, sample_error, unreadable
@@ -117,7 +117,7 @@ class RowCheck:
         own = (*PIXEL_FIELDS, *DIGEST_FIELDS)
         asked = [name for name in fields if name not in own]
         others = [name for name in file.fields if name not in (*own, *asked)]
-        self._has_ragged = any(file.fields[name].ragged is not None for name in self._pixels)
+        self._has_ragged = bool(self._pixels and file.ragged)
         self._columns = [*asked, *others] if asked or self._has_ragged else []
         digests = ["digest"] * bool(self._pixels) + ["digest_fields"] * bool(self._columns)
         self.needed = [*self._pixels, *self._columns, *digests]
@@ -178,7 +178,7 @@ class RowCheck:
         due: NDArray[np.int64],
         outs: Mapping[str, NDArray[Any]],
         store: Store,
-        encoded: Mapping[str, EncodedRows],
+        encoded: Mapping[str, IndexedRows],
     ) -> None:
         """Copies rows into the arrays (B, ...) of fields that are not ragged, and compares those that are `due`.
 
@@ -237,8 +237,7 @@ class RowCheck:
         for shard, rows, at in few.parts:  # digests are of the values as each file has them
             values: dict[str, NDArray[Any]] = {}
             for name in self._columns:
-                field = self._headers[shard].fields[name]
-                values[name] = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
+                values[name] = self._headers[shard].fields[name].empty(len(rows))
                 store.files.opened[shard].copy(name, rows, values[name])
             different[at] = row_digests(values) != expected[at]
         different[unknown] = True
@@ -254,7 +253,8 @@ class RowCheck:
     ) -> NDArray[np.uint64]:
         """Copies a batch's mapped pixels; returns the digests of those that are due, uint64 (len(due),)."""
         all_due = few is located and all(name in outs for name in self._pixels)
-        addresses, lengths = list[NDArray[np.int64]](), list[int]()
+        addresses: list[NDArray[np.int64]] = []
+        lengths: list[int] = []
         for name in self._pixels:
             row_bytes = self._file.fields[name].row_bytes
             if all_due or name not in outs:
@@ -311,7 +311,7 @@ class RowCheck:
             wanted, places = (located, np.arange(len(located))) if name in outs else (located.some(due), due)
             out = outs.get(name)
             if out is None:
-                out = np.empty((len(due), *field.shape), field.dtype.newbyteorder("="))
+                out = field.empty(len(due))
             if len(wanted):
                 for at, why in _copy(store, name, wanted, out, in_chunks=not field.linear).items():
                     wrong.setdefault(int(places[at]), why)
@@ -324,7 +324,7 @@ class RowCheck:
         due: NDArray[np.int64],
         arrays: Mapping[str, NDArray[Any]],
         store: Store,
-        encoded: Mapping[str, EncodedRows],
+        encoded: Mapping[str, IndexedRows],
         expected: NDArray[np.uint64],
         wrong: dict[int, str],
     ) -> None:
@@ -333,7 +333,8 @@ class RowCheck:
         rows, expected = few.rows[good], expected[good]
         known = {name: encoded[name].index(rows) for name in self._pixels if name in encoded}
         located = {name: encoded[name].located(index) for name, index in known.items()}
-        addresses, lengths = list[NDArray[np.int64]](), list[NDArray[np.int64]]()
+        addresses: list[NDArray[np.int64]] = []
+        lengths: list[NDArray[np.int64]] = []
         as_stored = np.full(len(good), native.library() is not None)  # hashed without decoding
         for name in self._pixels:
             if name in known:

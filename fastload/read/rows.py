@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from fastload.errors import FormatError, OptionError
 from fastload.format.header import PackedFile
-from fastload.format.shards import split_of
 from fastload.format.texts import text_lists
 from fastload.read.encoded import EncodedRows
 from fastload.read.fields import with_counts
@@ -44,9 +43,10 @@ class Rows:
         self.file, self.store, self._check = store.file, store, check
         kinds = {name: self.file.fields[name] for name in [*fields, *(check.needed if check else ())]}
         # Small fields first: the pixels push everything else out of the CPU's cache.
-        plain = sorted((not field.linear, field.row_bytes, name) for name, field in kinds.items() if not field.ragged)
-        self._plain = [name for _, _, name in plain]
-        self._encoded = {name: EncodedRows(store, name, verify) for name, field in kinds.items() if field.ragged}
+        ragged = self.file.ragged
+        plain = sorted((field.chunked, field.row_bytes, name) for name, field in kinds.items() if name not in ragged)
+        self._encoded = {name: EncodedRows(store, name, verify) for name in kinds if name in ragged}
+        self._order = [*(name for _, _, name in plain), *self._encoded]
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies rows of the dataset into the arrays given, and returns the number of bytes copied.
@@ -65,16 +65,13 @@ class Rows:
             FormatError: a row cannot be decoded; names its sample.
             FileChangedError: a file was replaced, truncated or written to since its header was read.
         """
-        located = self.store.table.locate(rows)
-        if len(located.numbers) <= self.store.files.most:
-            return self._within(located, lambda: self._gathered(located, outs))
-        known = {name: out for name, out in outs.items() if name in self._plain or name in self._encoded}
-        copied = 0  # not so many files are open at a time
-        for at in located.groups(self.store.files.most):
-            some = {name: np.empty((len(at), *out.shape[1:]), out.dtype) for name, out in known.items()}
-            copied += self.gather(rows[at], some)
-            for name, values in some.items():
-                known[name][at] = values
+        known: dict[str, NDArray[Any]] = {}
+        copied = 0
+        for name in self._order:
+            if name in outs:
+                known[name] = outs[name]
+                copied += outs[name].nbytes
+        self.store.fill(rows, known, self._fill)
         return copied
 
     def within(self, rows: NDArray[np.int64], work: Callable[[], ResultT]) -> ResultT:
@@ -84,33 +81,19 @@ class Rows:
 
         Raises IndexError and FileChangedError as `gather` does.
         """
-        return self._within(self.store.table.locate(rows), work)
+        return self.store.within(self.store.table.locate(rows), work)
 
-    def _within(self, located: Located, work: Callable[[], ResultT]) -> ResultT:
-        def held() -> ResultT:
-            with self.store.holding(located):
-                return work()
-
-        return self.store.again(located, held)
-
-    def _gathered(self, located: Located, outs: Mapping[str, NDArray[Any]]) -> int:
-        plain = {name: outs[name] for name in self._plain if name in outs}
-        copied = 0
+    def _fill(self, located: Located, outs: Mapping[str, NDArray[Any]]) -> None:
+        plain = {name: out for name, out in outs.items() if name not in self._encoded} if self._encoded else outs
         if self._check is not None and len(due := self._check.due(located.rows)):
             self._check.gather(located, due, plain, self.store, self._encoded)
         else:
             for name, out in plain.items():
                 self.store.copy(name, located, out)
-        for out in plain.values():
-            copied += out.nbytes
-        if "split" in plain and self.file.is_index:  # its numbers mean other splits in each shard
-            plain["split"][...] = split_of(self.file.splits, located.rows)
         for name, encoded in self._encoded.items():
             if name in outs:
                 assert not self.file.fields[name].varied, f"rows of {name} do not fit into one array"
                 encoded.decoded(located.rows, outs[name])
-                copied += outs[name].nbytes
-        return copied
 
     @property
     def compares(self) -> bool:
@@ -120,16 +103,6 @@ class Rows:
     def decoded(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Decodes rows of a ragged field, unchecked; returns an array for each: (H, W, C), masks (H, W)."""
         return self.within(rows, lambda: self._encoded[name].decoded(rows))
-
-    def texts(self, name: str, rows: NDArray[np.int64]) -> list[Any]:
-        """Returns the texts of rows, unchecked: a str each, or a list of them; `with_counts` says of which fields.
-
-        Raises IndexError and FileChangedError as `gather` does.
-        """
-        fields = {one: self.file.fields[one] for one in with_counts(self.file, [name])}
-        arrays = {one: np.empty((len(rows), *field.shape), field.dtype) for one, field in fields.items()}
-        self.store.columns(rows, arrays)
-        return text_lists(arrays.pop(name), *arrays.values())
 
     def encoded(self, name: str) -> EncodedRows:
         """Returns the reader of a ragged field's encoded bytes, to be used like `mapped`."""
@@ -148,6 +121,17 @@ class Rows:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("Rows hold open files and cannot be pickled; pickle a PackedDataset")
+
+
+def texts_of(reader: Rows, name: str, rows: NDArray[np.int64]) -> list[Any]:
+    """Returns the texts of rows, unchecked: a str each, or a list of them; `with_counts` says of which fields.
+
+    Raises IndexError and FileChangedError as `Rows.gather` does.
+    """
+    fields = {one: reader.file.fields[one] for one in with_counts(reader.file, [name])}
+    arrays = {one: np.empty((len(rows), *field.shape), field.dtype) for one, field in fields.items()}
+    reader.store.columns(rows, arrays)
+    return text_lists(arrays.pop(name), *arrays.values())
 
 
 def open_rows(
@@ -176,7 +160,7 @@ def open_rows(
             raise OptionError(f"{file.name}: no field {name!r}; it has {', '.join(file.fields)}")
     row_check = None if check is None else RowCheck(file, fields, check)
     opened = [*fields, *(row_check.needed if row_check else ())]
-    for name in [name for name in opened if file.fields[name].ragged is not None]:
+    for name in opened.copy():
         columns = index_columns(file, name).values()
         if not all(file.fields[column].linear for column in columns):
             raise FormatError(f"{file.path}: the index of {name!r} does not lie in one piece. Pack it again.")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import FastloadError
 from fastload.format.header import FileIdentity, PackedFile, read_shard
+from fastload.format.shards import split_of
 from fastload.read.identity import until_untouched
 from fastload.read.linear import MappedShards, Read, addresses_of, as_rows, chosen
 from fastload.read.open_file import OpenFile
@@ -80,28 +81,38 @@ class Store:
     def _is_mapped(self, name: str) -> bool:
         """Whether the rows of a field are mapped in each file, and mean the same in all."""
         field = self.file.fields[name]
-        is_plain = field.linear and field.row_bytes > 0
-        is_plain = is_plain and (self.file.holds_rows or (field.dtype.kind != "S" and name != "split"))
-        return self.read == "map" and (is_plain or field.ragged is not None)
+        means_same = self.file.holds_rows or (field.dtype.kind != "S" and name != "split")
+        return self.read == "map" and means_same and not field.chunked and field.row_bytes > 0
 
     def holding(self, located: Located, fields: Collection[str] | None = None) -> AbstractContextManager[None]:
         """Returns a context within which rows can be copied; may be nested.
 
         Of remote shards the chunks of some fields are there, by default of all.
 
-        Raises TouchedError, at its end, where they are to be copied again: see `again`.
+        Raises TouchedError, at its end, where they are to be copied again: see `within`.
         """
         return Held(self, located)
 
-    def again(self, located: Located, work: Callable[[], ResultT]) -> ResultT:
-        """Returns what some work on these rows returns, which is done again where a file was touched meanwhile."""
-        return until_untouched(work)
+    def within(self, located: Located, work: Callable[[], ResultT], fields: Collection[str] | None = None) -> ResultT:
+        """Returns what some work on these rows returns, done within `holding` them.
+
+        It is done again where a file was touched meanwhile.
+        """
+
+        def held() -> ResultT:
+            with self.holding(located, fields):
+                return work()
+
+        return until_untouched(held)
 
     def copy(self, name: str, located: Located, out: NDArray[Any]) -> None:
         """Copies rows of a field that is not ragged into an array (B, ...), C-contiguous; within `holding` them.
 
-        The numbers of splits are those of each shard.
+        The numbers of splits are the dataset's, as they may mean others in each shard.
         """
+        if name == "split" and self.file.is_index:
+            out[...] = split_of(self.file.splits, located.rows)
+            return
         if len(located.numbers) == 1:
             self.files.opened[located.numbers[0]].copy(name, located.there, out)
             return
@@ -123,20 +134,33 @@ class Store:
 
         Raises IndexError, FileChangedError, FormatError and ReadError as reading does.
         """
-        whole = self.table.locate(rows)
-        is_one = len(whole.numbers) <= self.files.most
-        for at in [np.arange(len(rows))] if is_one else whole.groups(self.files.most):
-            located = whole if is_one else whole.some(at)
 
-            def copied(located: Located = located, at: NDArray[np.int64] = at) -> None:
-                with self.holding(located, outs):
-                    for name, out in outs.items():
-                        values = out if is_one else np.empty((len(at), *out.shape[1:]), out.dtype)
-                        self.copy(name, located, values)
-                        if not is_one:
-                            out[at] = values
+        def copy(located: Located, arrays: Mapping[str, NDArray[Any]]) -> None:
+            for name, out in arrays.items():
+                self.copy(name, located, out)
 
-            until_untouched(copied)
+        self.fill(rows, outs, copy, outs)
+
+    def fill(
+        self,
+        rows: NDArray[np.int64],
+        outs: Mapping[str, NDArray[Any]],
+        work: Callable[[Located, Mapping[str, NDArray[Any]]], None],
+        fields: Collection[str] | None = None,
+    ) -> None:
+        """Has some work fill arrays (B, ...) for rows of any number of files, int64 (B,), done `within` them.
+
+        If they lie in more files than may be open at a time, it is done for some rows after others.
+        """
+        located = self.table.locate(rows)
+        if len(located.numbers) <= self.files.most:
+            return self.within(located, functools.partial(work, located, outs), fields)
+        for at in located.groups(self.files.most):
+            some = {name: np.empty((len(at), *out.shape[1:]), out.dtype) for name, out in outs.items()}
+            part = located.some(at)
+            self.within(part, functools.partial(work, part, some), fields)
+            for name, values in some.items():
+                outs[name][at] = values
 
     def maps(self, name: str) -> bool:
         """Whether `addresses` knows where the rows of a field lie, or the bytes of a ragged one."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.format.digests import KEEPS_GIL
-from fastload.format.header import PackedFile
-from fastload.format.ragged import INDEX_DTYPES, RaggedIndex, index_names
+from fastload.format.header import Field, PackedFile
+from fastload.format.ragged import INDEX_DTYPES, RAW, RaggedIndex, index_names
 
 
 class ShardPart(NamedTuple):
@@ -86,11 +86,38 @@ class RowTable:
 
 
 def index_columns(file: PackedFile, name: str) -> dict[str, str]:
-    """Returns the datasets that are the index of a ragged field, by their meaning: "offset", "bytes", "shape", ..."""
+    """Returns the datasets that are the index of a field, by their meaning: "offset", "bytes", "shape", ...
+
+    None of a field that is not ragged: what they would say is the same for all of its rows, see `index_value`.
+    """
+    if name not in file.ragged:
+        return {}
     found = {part: f"{name}_{part}" for part in INDEX_DTYPES if f"{name}_{part}" in index_names(name)}
     if "shape" not in found and "images_shape" in file.fields:  # a mask has its image's size
         found["shape"] = "images_shape"
     return found
+
+
+def index_value(field: Field, part: str) -> NDArray[Any]:
+    """Returns what the index of a field would say of each row, where it has no such dataset."""
+    said = {"bytes": field.row_bytes, "shape": (*field.shape, 1, 1)[:3], "encoding": RAW, "orientation": 1}
+    return np.array(said[part], INDEX_DTYPES[part][0])
+
+
+def index_part(columns: Mapping[str, Any], file: PackedFile, name: str, part: str) -> NDArray[Any]:
+    """Returns what the index says of each row of images or masks: "bytes", "shape", "encoding" or "orientation".
+
+    Args:
+        columns: from `open_columns`.
+
+    Returns:
+        An array (N, ...); read-only where all rows are alike.
+    """
+    if (dataset := index_columns(file, name).get(part)) is not None:
+        found: NDArray[Any] = columns[dataset][()]
+        return found
+    value = index_value(file.fields[name], part)
+    return np.broadcast_to(value, (file.num_rows, *value.shape))
 
 
 def check_rows(rows: NDArray[np.int64], file: PackedFile) -> None:

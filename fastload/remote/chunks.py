@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import FormatError
 from fastload.format.digests import linear_offset
-from fastload.format.header import PIXEL_FIELDS, Field, PackedFile
+from fastload.format.header import PIXEL_FIELDS, PackedFile
 
 LARGE_ROW_BYTES = 1024
 """Fields with rows of so many bytes are fetched by chunks, as pixels are; all others come with their shard's header."""
@@ -56,29 +56,34 @@ class ChunkTable:
         num_chunks: of all shards, headers included.
         headers: int64 (S,), the number of each shard's header.
         rows: of each large field that is not ragged, the rows of a chunk in each shard, int64 (S,).
+        rows_near: the same of all large fields, of ragged ones about as many.
+        largest: of each large field, the bytes of the largest chunk.
     """
 
     def __init__(self, file: PackedFile) -> None:
         shards = file.shards
         self.shards = shards
         self.fields = tuple(name for name, field in file.fields.items() if is_large(name, field.row_bytes))
-        images = file.fields.get("images")
-        by_images = (
-            shards.chunk_rows if images is not None and images.ragged is None else np.zeros_like(shards.num_rows)
-        )
+        of_images = "images" in file.fields and "images" not in file.ragged
+        by_images = shards.chunk_rows if of_images else np.zeros_like(shards.num_rows)
         self.rows: dict[str, NDArray[np.int64]] = {}
+        self.rows_near: dict[str, NDArray[np.int64]] = {}
+        self.largest: dict[str, int] = {}
         self._bytes: dict[str, int] = {}  # of a chunk of each ragged field
         counts = [np.ones_like(shards.num_rows)]
         for name in self.fields:
             field = file.fields[name]
-            if field.ragged is not None:
-                self._bytes[name] = field.ragged.chunk_bytes
-                counts.append(-(-np.array(field.shard_bytes, np.int64) // field.ragged.chunk_bytes))
+            if (ragged := file.ragged.get(name)) is not None:
+                self._bytes[name] = self.largest[name] = ragged.ragged.chunk_bytes
+                self.rows_near[name] = np.full_like(shards.num_rows, ragged.chunk_rows)
+                counts.append(-(-ragged.bytes_in(shards) // ragged.ragged.chunk_bytes))
             else:
                 alone = max(1, _CHUNK_BYTES // max(1, field.row_bytes))
                 # Whole chunks of HDF5, each of which is read at once; masks' may hold other rows than the images'.
                 least = 1 if field.linear or name == "images" else max(1, field.chunk_rows)
                 self.rows[name] = -(-np.where(by_images > 0, by_images, alone) // least) * least
+                self.rows_near[name] = self.rows[name]
+                self.largest[name] = int(self.rows[name].max()) * field.row_bytes
                 counts.append(-(-shards.num_rows // self.rows[name]))
         # Columns: headers, and each field; the first number of each in each shard.
         table = np.array(counts, np.int64).T
@@ -253,16 +258,16 @@ def likely_header(file: PackedFile, shard: int) -> list[Range]:
     if images is not None and not any(
         is_large(name, field.row_bytes) for name, field in file.fields.items() if name != "images"
     ):
-        pixels = _pixel_bytes(images, int(shards.num_rows[shard]), int(shards.chunk_rows[shard]), shard)
+        pixels = _pixel_bytes(file, shard)
     behind = first[1] + pixels if 0 < pixels < size - first[1] else size - TAIL_BYTES
     return joined_ranges([first, (max(first[1], behind), size)], 0)
 
 
-def _pixel_bytes(images: Field, num_rows: int, chunk_rows: int, shard: int) -> int:
+def _pixel_bytes(file: PackedFile, shard: int) -> int:
     """Returns the bytes that HDF5 allocated for the images of a shard; 0 where only its header says it."""
-    if images.ragged is not None:
-        chunk = min(images.ragged.chunk_bytes, images.shard_bytes[shard])
-        return -(-images.shard_bytes[shard] // max(1, chunk)) * chunk
-    if not images.in_shards or not chunk_rows:
-        return 0
-    return -(-num_rows // chunk_rows) * chunk_rows * images.row_bytes
+    images, num_bytes = file.fields["images"], int(file.fields["images"].bytes_in(file.shards)[shard])
+    if (ragged := file.ragged.get("images")) is not None:
+        chunk_bytes = min(ragged.ragged.chunk_bytes, num_bytes)
+    else:
+        chunk_bytes = 0 if images.chunked else int(file.shards.chunk_rows[shard]) * images.row_bytes
+    return -(-num_bytes // chunk_bytes) * chunk_bytes if chunk_bytes else 0

@@ -106,6 +106,40 @@ def failure_of(error: Exception, *, is_store: bool = True) -> Failure:
     return Failure("broken", f"obstore raised {name}")
 
 
+def _open(obstore: ModuleType, url: str, remote: Remote) -> tuple[Any, Any]:
+    """Returns the bucket for single requests, and one that repeats by itself the parts of an upload."""
+    seconds = remote.timeout
+    client = {
+        "timeout": f"{max(1, round(seconds * 1000))}ms",
+        "connect_timeout": f"{max(1, round(min(seconds, 10.0) * 1000))}ms",
+        # MinIO, Ceph and test servers: an endpoint that the user gave as http:// is meant. Of a web server, https://
+        # is not left again.
+        "allow_http": not url.startswith("https://"),
+        **guard(url),
+    }
+    options: dict[str, Any] = {}
+    for name in _ENDPOINTS if url.startswith(("s3://", "s3a://")) else ():
+        if (endpoint := os.environ.get(name)) and not endpoint.startswith(("http://", "https://")):
+            raise OptionError(f"{name}: the variable holds no URL. Give it with http:// or https://")
+    if url.startswith(("s3://", "s3a://")) and (provider := _profile_credentials(url)):
+        options["credential_provider"] = provider
+    longest = timedelta(seconds=remote.give_up_after)
+    backoff = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
+    once = {"max_retries": 0, "retry_timeout": longest}
+    often = {"max_retries": 10_000, "retry_timeout": longest, "backoff": backoff}
+    opened = []
+    problem = ""
+    try:
+        for retries in (once, often):
+            opened.append(obstore.store.from_url(url, client_options=client, retry_config=retries, **options))
+    except (obstore.exceptions.BaseError, ValueError) as error:
+        problem = str(error).split("\n")[0]
+    if problem:
+        # About the options only: nothing was sent so far.
+        raise OptionError(f"{shown(url)}: this cannot be opened. {problem}")
+    return opened[0], opened[1]
+
+
 class CloudBackend:
     """Objects of one bucket, or of one web server, through obstore.
 
@@ -119,44 +153,11 @@ class CloudBackend:
         self._remote = remote
         self._obstore = _obstore()
         self._is_web = url.startswith(("http://", "https://"))
-        self._bucket, self._uploads = self._open(url)
+        self._bucket, self._uploads = _open(self._obstore, url, remote)
         self._moved: dict[str, tuple[Any, str]] = {}  # by key, of a web server: where it redirects to
 
-    def _open(self, url: str) -> tuple[Any, Any]:
-        """Returns the bucket for single requests, and one that repeats by itself the parts of an upload."""
-        seconds = self._remote.timeout
-        client = {
-            "timeout": f"{max(1, round(seconds * 1000))}ms",
-            "connect_timeout": f"{max(1, round(min(seconds, 10.0) * 1000))}ms",
-            # MinIO, Ceph and test servers: an endpoint that the user gave as http:// is meant. Of a web server, https://
-            # is not left again.
-            "allow_http": not url.startswith("https://"),
-            **guard(url),
-        }
-        options: dict[str, Any] = {}
-        for name in _ENDPOINTS if url.startswith(("s3://", "s3a://")) else ():
-            if (endpoint := os.environ.get(name)) and not endpoint.startswith(("http://", "https://")):
-                raise OptionError(f"{name}: the variable holds no URL. Give it with http:// or https://")
-        if url.startswith(("s3://", "s3a://")) and (provider := _profile_credentials(url)):
-            options["credential_provider"] = provider
-        longest = timedelta(seconds=self._remote.give_up_after)
-        backoff = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
-        once = {"max_retries": 0, "retry_timeout": longest}
-        often = {"max_retries": 10_000, "retry_timeout": longest, "backoff": backoff}
-        opened = []
-        problem = ""
-        try:
-            for retries in (once, often):
-                opened.append(self._obstore.store.from_url(url, client_options=client, retry_config=retries, **options))
-        except (self._obstore.exceptions.BaseError, ValueError) as error:
-            problem = str(error).split("\n")[0]
-        if problem:
-            # About the options only: nothing was sent so far.
-            raise OptionError(f"{shown(url)}: this cannot be opened. {problem}")
-        return opened[0], opened[1]
-
     def renew(self) -> None:
-        self._bucket, self._uploads = self._open(self._url)
+        self._bucket, self._uploads = _open(self._obstore, self._url, self._remote)
         self._moved = {}
 
     def _try(self, request: Callable[[], ResultT]) -> ResultT:
@@ -178,7 +179,7 @@ class CloudBackend:
         path, query = f"/{quote(key)}", urlsplit(self._url).query
         url = f"{self._url.partition('?')[0]}{path}{'?' * bool(query)}{query}"
         base, there_key = split(moved_to(url, self._remote.timeout))
-        self._moved[key] = there = self._open(base)[0], there_key
+        self._moved[key] = there = _open(self._obstore, base, self._remote)[0], there_key
         return self._try(lambda: request(*there))
 
     def head(self, key: str) -> ObjectInfo:

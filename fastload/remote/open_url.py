@@ -156,7 +156,7 @@ def _opened(
             check_names(shown(url), [name, *found.shards.names])
         else:
             found = as_index(found)
-        file = replace(found, identity=found.identity._replace(mtime_ns=-1), listed=listed)
+        file = replace(found, identity=found.identity._replace(mtime_ns=-1), url=shown(url), listed=listed)
         shards = RemoteShards(url, remote, file, client, folder_key, make)
     object.__setattr__(file, "remote", shards)
     return file

@@ -31,18 +31,10 @@ class ChunkRoom:
 
     def __init__(self, file: PackedFile, table: ChunkTable) -> None:
         self._file, self._table, self._shards = file, table, table.shards
-        self._bytes, pixels = list[int](), np.zeros_like(self._shards.num_bytes)  # of the largest chunk of each field
-        for name in table.fields:
-            field = file.fields[name]
-            if field.ragged is not None:
-                self._bytes.append(field.ragged.chunk_bytes)
-                pixels += np.array(field.shard_bytes, np.int64)
-            else:
-                self._bytes.append(int(table.rows[name].max()) * field.row_bytes)
-                pixels += self._shards.num_rows * field.row_bytes
+        large = sum(file.fields[name].bytes_in(self._shards) for name in table.fields)
         # What HDF5 allocated behind the large fields counts as header.
-        self.header_bytes: NDArray[np.int64] = self._shards.num_bytes - np.minimum(pixels, self._shards.num_bytes)
-        self.largest = 1 + sum(self._bytes)
+        self.header_bytes: NDArray[np.int64] = self._shards.num_bytes - np.minimum(large, self._shards.num_bytes)
+        self.largest = 1 + sum(table.largest.values())
         self.chunk_bytes = self.largest + 2 * BLOCK
         self.ranks, self.least_bytes = 1, 0
 
@@ -56,7 +48,7 @@ class ChunkRoom:
         if (len(chunks) + 1) * self.chunk_bytes <= self.bound.room:
             return
         _, column, _ = self._table.placed(np.array(chunks, np.int64))
-        needed = int(np.array([0, *(one + BLOCK for one in self._bytes)])[column].sum())
+        needed = int(np.array([0, *(one + BLOCK for one in self._table.largest.values())])[column].sum())
         or_else = ", or read rows that lie in fewer chunks: FastLoader, or a DataLoader with a ChunkSampler"
         self.bound.check(needed, f"reading rows of {len(chunks)} chunks at a time", or_else)
 

@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from fastload.format.header import PackedFile
 from fastload.remote.agreement import note
 from fastload.remote.byte_locks import ByteLocks
@@ -44,10 +42,10 @@ class RemoteShards:
     Attributes:
         url: without secrets.
         table: of the chunks of all shards.
-        cache: what of them is there, and who fetches it; `current`, `is_lost`, `open_anew` and `leave_disk` are its.
-        room: their sizes, and whether they fit in; `check_held` and `check_room` are its.
+        cache: what of them is there, and who fetches it.
+        room: their sizes, and whether they fit in.
         source: their bytes, from the objects.
-        repaired: see `Repairs`.
+        repairs: fetches again what was not what was packed.
     """
 
     def __init__(
@@ -66,12 +64,8 @@ class RemoteShards:
             lambda shard, read: self.source.has_other_header(shard, read, self.cache.cached),
         )  # fmt: skip
         self.source = ChunkSource(self.url, file, self.table, self._objects, check=remote.check)
-        self.url_of = self._objects.url_of
         self.cache = DatasetCache(self.url, remote, file, self.table, self.room, self._objects, self.source, make)
-        self.current, self.is_lost = self.cache.current, self.cache.is_lost
-        self.open_anew, self.leave_disk = self.cache.open_anew, self.cache.leave_disk
-        self.check_held, self.check_room = self.room.check_held, self.room.check
-        self.repaired = Repairs(self).repaired
+        self.repairs = Repairs(self)
 
     def has_lost_header(self, shard: int) -> bool:
         """Whether the header of a shard, which is held and cannot be read, is no longer in its copy.
@@ -84,9 +78,13 @@ class RemoteShards:
         """Returns the sparse copy of a shard."""
         return self.cache.cached.copies.path(shard)
 
+    def url_of(self, shard: int) -> str:
+        """Returns the URL of a shard, without secrets."""
+        return self._objects.url_of(shard)
+
     def expect(self, most_held: int, needed: Needed) -> None:
         """Says how many announced chunks of each field are fetched ahead, and which chunks are needed last."""
-        fetcher = self.current()
+        fetcher = self.cache.current()
         fetcher.queue.most_held = most_held * max(1, len(self.table.fields))
         fetcher.evictor.needed = needed
 
@@ -103,7 +101,7 @@ class RemoteShards:
 
     def network_use(self) -> NetworkUse:
         """Returns what this process fetched so far."""
-        self.current()
+        self.cache.current()
         asked, fetched = replace(self._client.counts), [one.counts for one in self.cache.fetchers]
         return NetworkUse(
             bytes=sum(one.bytes for one in fetched),
@@ -126,27 +124,19 @@ class RemoteShards:
         """Returns a context within which the header of a shard is in its sparse copy."""
         return self.holding([int(self.table.headers[shard])])
 
-    def holding_rows(self, shard: int, name: str, first: int, stop: int) -> AbstractContextManager[None]:
-        """Returns a context within which rows of a field that is not ragged are in the sparse copy of a shard."""
-        chunks = [int(self.table.headers[shard])]
-        if name in self.table.rows and first < stop:
-            begin, last = self.table.of_rows(name, np.full(2, shard), np.array([first, stop - 1])).tolist()
-            chunks += range(begin, last + 1)
-        return self.holding(chunks)
-
     @contextmanager
     def holding(self, chunks: list[int]) -> Iterator[None]:
         """Within it these chunks are there, in the files that their names lead to as it begins."""
         while True:
-            fetcher = self.current()
-            if self.is_lost():
-                self.open_anew(fetcher)
+            fetcher = self.cache.current()
+            if self.cache.is_lost():
+                self.cache.open_anew(fetcher)
                 continue
             try:
                 fetcher.hold(chunks)
                 break
             except CacheLostError:
-                self.open_anew(fetcher)
+                self.cache.open_anew(fetcher)
         try:
             yield
         finally:

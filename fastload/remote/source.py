@@ -65,7 +65,7 @@ class ChunkSource:
         # masks, it is of both, and where HDF5 compressed the chunks, of what is decoded: such rows are compared when
         # they are read, by `PackedDataset(check=...)`.
         images = file.fields.get("images")
-        plain = images is not None and (images.in_shards or images.ragged is not None)
+        plain = images is not None and not images.chunked
         self._compares_images = plain and check and "masks" not in file.fields and file.version is not None
 
     def ranges(self, chunk: Chunk, cached: CachedDataset) -> list[Range]:
@@ -165,10 +165,10 @@ class ChunkSource:
         images, layout = self._file.fields[chunk.field], self._layout(chunk.shard, cached)
         (((begin, _), data),) = parts
         with cached.copies.opened(chunk.shard) as fd:
-            if images.ragged is None:
+            if chunk.field in self._table.rows:
                 wrong = wrong_rows(layout, fd, images, self._table.rows_of(chunk), data)
             else:
-                num_rows, begin = int(self._shards.num_rows[chunk.shard]), chunk.number * images.ragged.chunk_bytes
+                num_rows, begin = int(self._shards.num_rows[chunk.shard]), chunk.number * self._table.largest["images"]
                 wrong = wrong_encoded_rows(layout, fd, images, num_rows, begin, data)
         if not len(wrong):
             return None

@@ -35,7 +35,7 @@ from fastload.pack.pack_options import (
     journal_path,
     of_file_options,
 )
-from fastload.read.checked import close_readers, has_ragged
+from fastload.read.checked import close_readers
 from fastload.read.columns import open_columns
 from fastload.read.identity import check_path
 from fastload.remote.opening import FileName, local_path, open_packed
@@ -130,7 +130,7 @@ def _repack(
         chunk_bytes = int(pack_options(header.attrs).get("chunk_bytes", CHUNK_BYTES))
         if wanted is None and _images_codec(header) != NONE:
             chunk_bytes = header.fields["images"].chunk_rows * header.fields["images"].row_bytes
-        elif wanted not in (None, NONE) and not has_ragged(header):
+        elif wanted not in (None, NONE) and not header.ragged:
             chunk_bytes = CODEC_CHUNK_BYTES
     attrs = dict(listing.attrs)
     if len(chosen) < len(listing) or not in_order:
@@ -397,7 +397,7 @@ def _write(
 def _images_codec(file: PackedFile) -> Codec:
     """Returns the codec of images of one size in a packed file; its level only if the file's options have it."""
     images = file.fields.get("images")
-    if images is None or images.ragged is not None or file.version is None:
+    if images is None or file.ragged or file.version is None:
         return NONE
     codec = next((_CODEC_OF_FILTER[name] for name in images.filters if name in _CODEC_OF_FILTER), "none")
     option = str(pack_options(file.attrs).get("codec", ""))

@@ -18,7 +18,7 @@ from fastload.format.header import PackedFile, join_split_names
 from fastload.format.ragged import Column
 from fastload.format.texts import count_name, is_text
 from fastload.repack.packed_listing import list_packed, pack_options, regroup, without_damaged
-from fastload.repack.packed_rows import RaggedRows
+from fastload.repack.packed_rows import RaggedRows, joined_rows
 from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures, first_few
 from fastload.sources.raw_rows import JoinedRows
 from fastload.system.machine import available_memory
@@ -251,7 +251,7 @@ def _keys(parts: Sequence[_Part], notes: list[str]) -> tuple[str, ...]:
 def _joined(files: Sequence[Files | Pictures | Arrays], parts: Sequence[_Part]) -> JoinedRows | RaggedRows:
     ragged = [rows for rows in files if isinstance(rows, RaggedRows)]
     if ragged:
-        return RaggedRows.joined(ragged)
+        return joined_rows(ragged)
     counts = [file.num_rows for file, _ in parts]
     return JoinedRows.of(list(zip([rows for rows in files if isinstance(rows, Arrays)], counts, strict=True)))
 

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import (
-    FastloadError,
     FormatError,
     MissingFileError,
     OptionError,
@@ -22,7 +21,6 @@ from fastload.errors import (
     check_split,
     typed,
 )
-from fastload.format.codecs import load_filters
 from fastload.format.digests import DIGEST_FIELDS, row_digests
 from fastload.format.header import PIXEL_FIELDS, PackedFile, by_block, check_header, open_hdf5, read_header, read_shard
 from fastload.format.ragged import Column, index_names
@@ -48,24 +46,19 @@ def list_packed(path: str | Path | PackedFile, damaged: list[int] | None = None)
     become class numbers, in the order of the sorted texts.
     """
     file = path if isinstance(path, PackedFile) else read_header(path)
-    with open_columns(file) as hdf5:
-        try:
-            digests = check_header(file, hdf5) if file.holds_rows else {}
-            file = replace(file, digests=by_block(digests)) if digests else file
+    digests, others = dict[str, NDArray[Any]](), list[str]()
+    if file.holds_rows:
+        with open_hdf5(file.path) as hdf5:
+            digests = check_header(file, hdf5)
             others = [str(name) for name in hdf5 if name not in file.fields]  # bytes where they are not UTF-8
-            if lost := [name for name in ("labels", "masks") if name in others]:
-                raise FormatError(
-                    f"{file.path}: `{lost[0]}` is of a kind that is not copied as it is, such as texts of any length. "
-                    f"Pack it: `fastload pack {typed(file.path)} OUT.h5`."
-                )
-            names = [name for name in file.fields if name not in PIXEL_FIELDS]
-            for name in names if file.holds_rows else ():
-                load_filters(file.path, name, hdf5[name])
-            values = {name: hdf5[name][()] for name in names} | digests
-        except (OSError, RuntimeError) as exc:  # h5py, where a filter or a checksum fails
-            if isinstance(exc, FastloadError):
-                raise
-            raise FormatError(f"{file.path}: its fields cannot be read ({exc}). Copy the file again.") from exc
+        file = replace(file, digests=by_block(digests)) if digests else file
+    if lost := [name for name in ("labels", "masks") if name in others]:
+        raise FormatError(
+            f"{file.path}: `{lost[0]}` is of a kind that is not copied as it is, such as texts of any length. "
+            f"Pack it: `fastload pack {typed(file.path)} OUT.h5`."
+        )
+    with open_columns(file) as stored:
+        values = {name: stored[name][()] for name in stored if name not in digests} | digests
     keys = _keys(file, values)
     if file.version is not None:
         _check_fields(file, values, keys, damaged)
@@ -76,8 +69,8 @@ def list_packed(path: str | Path | PackedFile, damaged: list[int] | None = None)
     own, sizes = {*_OWN}, np.zeros(file.num_rows, np.int64)
     for name in (name for name in PIXEL_FIELDS if name in file.fields):
         field = file.fields[name]
-        own.update(index_names(name) if field.ragged else ())
-        sizes += values[f"{name}_bytes"] if field.ragged else field.row_bytes
+        own.update(index_names(name) if name in file.ragged else ())
+        sizes += values[f"{name}_bytes"] if name in file.ragged else file.fields[name].row_bytes
     columns = {name: _column(file, name, values[name]) for name in file.fields if name not in own and values[name].size}
     masks = None
     if "masks" in file.fields:

@@ -19,7 +19,7 @@ from fastload.format.ragged import JPEG, RAW, ZSTD, EncodedRow
 from fastload.images.image_header import ImageHeader, header_of_pixels
 from fastload.pack.encode import bytes_of
 from fastload.pack.pack_options import Progress
-from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, has_ragged, open_samples
+from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, open_samples
 from fastload.read.fields import image_axes
 from fastload.sources.listing import Arrays, Files, Pictures, first_few
 from fastload.sources.raw_rows import JoinedRows, RawRows, StoredRows
@@ -40,7 +40,7 @@ def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | Ragg
             f"{file.path}: `masks` is {field.dtype} {(file.num_rows, *field.shape)}; expected one class number a "
             f"pixel, uint8 or uint16 (N, H, W). Convert them."
         )
-    if has_ragged(file):
+    if file.ragged:
         return RaggedRows((file,), name, np.zeros(file.num_rows, np.int32), np.arange(file.num_rows))
     shape, dtype = (*field.shape, 1) if axes == "HW" else field.shape, field.dtype
     if name == "masks":
@@ -84,7 +84,7 @@ class Hdf5Rows(StoredRows):
         if len(rows) == 0:
             return
         field = self.file.fields[self.name]
-        values = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
+        values = field.empty(len(rows))
         if reasons := open_samples(self.file).read(self.name, rows, values):  # As a rule of one damaged chunk.
             reason = ImageError(f"`{self.name}` {next(iter(reasons.values()))}")
             path = typed(self.file.path)
@@ -149,17 +149,6 @@ class RaggedRows:
     row: NDArray[np.int64]
     plain: bool = False
 
-    @staticmethod
-    def joined(parts: Sequence[RaggedRows]) -> RaggedRows:
-        """Returns the rows of all parts, one after another."""
-        firsts = np.cumsum([0, *(len(part.files) for part in parts)]).tolist()
-        return RaggedRows(
-            files=tuple(file for part in parts for file in part.files),
-            name=parts[0].name,
-            part=np.concatenate([part.part + np.int32(first) for part, first in zip(parts, firsts[:-1], strict=True)]),
-            row=np.concatenate([part.row for part in parts]),
-        )
-
     def header(self, i: int) -> ImageHeader:
         samples, row = self._at(i)
         shape = samples.shape(row)
@@ -220,6 +209,17 @@ class RaggedRows:
 
     def _at(self, i: int) -> tuple[CheckedSamples, int]:
         return open_samples(self.files[self.part[i]]), int(self.row[i])
+
+
+def joined_rows(parts: Sequence[RaggedRows]) -> RaggedRows:
+    """Returns the rows of all parts, one after another."""
+    firsts = np.cumsum([0, *(len(part.files) for part in parts)]).tolist()
+    return RaggedRows(
+        files=tuple(file for part in parts for file in part.files),
+        name=parts[0].name,
+        part=np.concatenate([part.part + np.int32(first) for part, first in zip(parts, firsts[:-1], strict=True)]),
+        row=np.concatenate([part.row for part in parts]),
+    )
 
 
 def undecodable(rows: RaggedRows, threads: int | None, progress: Progress | None) -> dict[int, str]:

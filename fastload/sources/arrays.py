@@ -449,7 +449,7 @@ _SUFFIXES = (".npy", ".npz")
 
 def arrays_evidence(tree: Tree) -> list[str]:
     """Returns the .npy and .npz files of a tree without images that is no WebDataset shard; none for any other tree."""
-    if len(tree.images()) or webdataset_evidence(tree):
+    if len(tree.images) or webdataset_evidence(tree):
         return []
     return [key_of(name) for _, name in tree.not_images if name.lower().endswith(_SUFFIXES)]
 

@@ -69,7 +69,7 @@ class Draft:
     def leave_out_broken(self, tree: Tree, prefix: str = "") -> None:
         """Leaves out the images of a tree that cannot be read at all, or refuses them; keys begin with `prefix`."""
         if tree.broken and self.on_error == "fail":
-            way = f"Fix or remove them{_skip(len(tree.images()) > 0)}."
+            way = f"Fix or remove them{_skip(len(tree.images) > 0)}."
             said = f"images that cannot be read ({len(tree.broken)}): {_reasons(tree.broken)}"
             raise SourceError(f"{tree.path}: {said}. {way}")
         self.unreadable |= {stem_of(key_of(name)) for name, _ in tree.broken}

@@ -309,7 +309,7 @@ def _caption_files(tree: Tree, *, by_name: bool = False) -> tuple[list[int], _Re
 
 def captions_evidence(tree: Tree) -> list[str]:
     """Returns the files of captions in a tree of images; none where COCO's other annotations are there."""
-    if not len(tree.images()) or any(INSTANCES.search(name) or PANOPTIC.search(name) for _, name in tree.not_images):
+    if not len(tree.images) or any(INSTANCES.search(name) or PANOPTIC.search(name) for _, name in tree.not_images):
         return []
     return [key_of(tree.names[at]) for at in _caption_files(tree)[0]]
 
@@ -344,7 +344,7 @@ def captions_by_image(draft: Draft, tree: Tree) -> tuple[dict[int, list[str]], d
 def _places(index: ImageIndex, tree: Tree, at: int, names: list[str], splits: list[str]) -> list[int]:
     """Returns the position in the tree of each image, -1 for none; first in the folder that a file is named after."""
     if any(name.endswith("_") for name in names):  # numbers of photos
-        stems = {tree.names[i].rpartition("/")[2].partition("_")[0]: i for i in tree.images().tolist()}
+        stems = {tree.names[i].rpartition("/")[2].partition("_")[0]: i for i in tree.images.tolist()}
         return [stems.get(name.removesuffix("_"), -1) for name in names]
     known = [split if split in SPLITS.values() else "" for split in splits]
     folder = stem_of(tree.names[at]).partition("_")[2]

@@ -158,7 +158,7 @@ def _find_faces(tree: Tree, draft: Draft) -> tuple[Tree, NDArray[np.int64], str]
     They are taken from their folder, else from their archive, else from the only folder with images.
     """
     by_folder = defaultdict[str, list[int]](list)
-    for i in tree.images().tolist():
+    for i in tree.images.tolist():
         by_folder[tree.names[i].rpartition("/")[0]].append(i)
     packed = [name for _, name in tree.not_images if _base(name).startswith(IMAGE_FOLDERS)]
     archive = next((name for name in packed if _base(name) in _ARCHIVES), "")

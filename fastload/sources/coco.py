@@ -796,7 +796,7 @@ def _read_parts(
 
     `panoptic`: with the segments of their images; `only_panoptic`: in place of instances files there are panoptic ones.
     """
-    position_of = {tree.names[i]: i for i in tree.images().tolist()}
+    position_of = {tree.names[i]: i for i in tree.images.tolist()}
     folders = {split_path(name)[0] for name in position_of}
     parts: list[_InstancesFile] = []
     owner: dict[int, str] = {}
@@ -981,7 +981,7 @@ def _unlisted(tree: Tree, parts: list[_InstancesFile], draft: Draft) -> list[int
     folders = {split_path(tree.names[i])[0] for i in listed if i >= 0}
     jsons = " or ".join(part.json for part in parts)
     tests = []
-    for i in [i for i in tree.images().tolist() if i not in listed and i not in pngs]:
+    for i in [i for i in tree.images.tolist() if i not in listed and i not in pngs]:
         folder = split_path(tree.names[i])[0]
         if folder in folders:
             draft.leave_out(key_of(tree.names[i]), f"is not listed in {jsons}")

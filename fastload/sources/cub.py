@@ -44,7 +44,7 @@ def list_cub(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     labels = _numbered(tree, LABELS)
     classes = {number: words[0] for number, words in _numbered(tree, CLASSES, required=False).items()}
     splits, boxes = (_numbered(tree, base, required=False) for base in (SPLIT, BOXES))
-    position_of = {tree.names[i]: i for i in tree.images().tolist()}
+    position_of = {tree.names[i]: i for i in tree.images.tolist()}
     kept, found, said, corners = list[int](), list[int](), list[str](), list[list[float]]()
     known = sorted(classes, key=int) or sorted({words[0] for words in labels.values()}, key=int)
     place = {number: at for at, number in enumerate(known)}

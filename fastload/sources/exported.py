@@ -121,7 +121,7 @@ def _read(tree: Tree) -> _Sidecar:
     sidecar.require(len(listed) == len(paths), "it lists a file twice")
     absent = sorted((listed | {sidecar.folder + FIELDS}) - sidecar.positions.keys())
     sidecar.require(not absent, f"files it lists are gone ({len(absent)}): {first_few(map(key_of, absent), 3)}")
-    others = sorted({*(tree.names[i] for i in tree.images().tolist()), *dict(tree.broken)} - listed)
+    others = sorted({*(tree.names[i] for i in tree.images.tolist()), *dict(tree.broken)} - listed)
     shown = first_few(map(key_of, others), 3)
     sidecar.require(not others, f"images were added that it does not list ({len(others)}): {shown}")
     if (table := values.get("manifest")) is not None:

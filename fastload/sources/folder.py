@@ -46,7 +46,7 @@ _COMMON = 0.5  # part of the smaller of two sets of folders that splits, or vers
 
 def folder_evidence(tree: Tree) -> list[str]:
     """Returns the first images of a tree: any tree with images is a folder of images."""
-    return [key_of(tree.names[i]) for i in tree.images()[:3].tolist()]
+    return [key_of(tree.names[i]) for i in tree.images[:3].tolist()]
 
 
 def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
@@ -153,7 +153,7 @@ def _words(draft: Draft, tree: Tree, images: NDArray[np.int64]) -> tuple[list[st
 
 def find_images(tree: Tree) -> NDArray[np.int64]:
     """Returns the positions of the images in a tree, at least one; else SourceError names the files found."""
-    rows = tree.images()
+    rows = tree.images
     if len(rows):
         return rows
     looked = " ".join(IMAGE_SUFFIXES)

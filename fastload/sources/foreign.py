@@ -212,7 +212,7 @@ def arrays_in(tree: Tree) -> Iterator[Known]:
 
 def marked_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known]:
     """Yields the kinds that marks in a tree show; `paths`: last part -> whole paths that end in it."""
-    images = [tree.names[i] for i in tree.images()[:_LOOKED_AT].tolist()]
+    images = [tree.names[i] for i in tree.images[:_LOOKED_AT].tolist()]
     told = set[str]()
     for row in (row for row in FOREIGN if row.marks):
         if row.marks.startswith("*"):
@@ -237,7 +237,7 @@ def foreign_format(tree: Tree) -> str | None:
 
     It is if it has no images, or if more of its images are of a kind that is not read.
     """
-    images = len(tree.images())
+    images = len(tree.images)
     for row, at in _found(tree).items():
         if not images or (row.image and len(at) > images):
             beside = f", and there are only {images} images that it reads" if images else ""
@@ -248,7 +248,7 @@ def foreign_format(tree: Tree) -> str | None:
 
 def foreign_notes(tree: Tree) -> list[str]:
     """Returns a note for each kind of files in a tree of images that is not read."""
-    images = len(tree.images())
+    images = len(tree.images)
     # A few files of no images may be a model, a cache, an index; they are among those ignored.
     found = [(row, at) for row, at in _found(tree).items() if row.image or 10 * len(at) >= images]
     return [f"NOT READ: {row.what} ({_named(tree, at)}). {_way(tree, row, at[0])}" for row, at in found]

@@ -40,7 +40,7 @@ _FUEL = ("split", "split_array")
 
 def hdf5_evidence(tree: Tree) -> list[str]:
     """Returns the HDF5 files of a tree without images; none for any other tree."""
-    if len(tree.images()):
+    if len(tree.images):
         return []
     return [key_of(name) for _, name in tree.not_images if name.lower().endswith(_SUFFIXES)]
 

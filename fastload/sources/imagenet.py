@@ -242,7 +242,7 @@ def imagenet_evidence(tree: Tree) -> list[str]:
     found = [name for base, name in bases.items() if _ARCHIVE.fullmatch(base) or base in (SYNSETS[0], SOLUTION, TINY)]
     found += [name for base, name in bases.items() if _CLASS_ARCHIVE.fullmatch(base)][:3]
     if not found and not tree.folders:
-        first = [tree.names[i] for i in tree.images()[:20].tolist()]
+        first = [tree.names[i] for i in tree.images[:20].tolist()]
         found = first[:3] if all(_PREFIXED.fullmatch(name) or _NUMBERED.fullmatch(name) for name in first) else []
     return [key_of(name) for name in found or _class_folders(tree)]
 
@@ -311,7 +311,7 @@ def list_imagenet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 def _find_parts(draft: Draft, tree: Tree) -> list[_Part]:
     """Returns the images of the tree itself, of archives of whole splits, and of archives of one class each."""
     draft.leave_out_broken(tree)
-    own = _Part("", tree, tree.images())
+    own = _Part("", tree, tree.images)
     tree.known[own.rows] = True
     parts = [own] if len(own.rows) else []
     files = [(i, name, split_path(name)[1]) for i, name in tree.not_images]
@@ -361,7 +361,7 @@ def _opened(draft: Draft, tree: Tree, position: int, prefix: str, split: str, wn
     """Returns the images of an archive inside a tree."""
     inner, name = list_inner_tar(tree, position), prefix + tree.names[position]
     draft.leave_out_broken(inner, f"{key_of(name)}/")
-    return _Part(f"{name}/", inner, inner.images(), split or split_of_parts(name.split("/")[:-1]), wnid)
+    return _Part(f"{name}/", inner, inner.images, split or split_of_parts(name.split("/")[:-1]), wnid)
 
 
 def _named_images(part: _Part) -> Iterator[_NamedImage]:

@@ -193,7 +193,7 @@ def list_source(
     tree = open_tree(path)
     options = options or SourceOptions()
     name = layout or ("mask-folders" if options.mask_files else detect_layout(tree)[0])
-    if layout is None and name == "folder" and len(tree.images()):
+    if layout is None and name == "folder" and len(tree.images):
         refuse_by_signs(tree, mask_folders.doubtful_pairs(tree), classes=classes, level=bool(options.labels))
     for option in options.given():
         if option not in LAYOUTS[name].takes and (option != "masks" or options.masks != "none"):
@@ -235,6 +235,6 @@ def _passed_over(draft: Draft, tree: Tree) -> list[str]:
                 name = read.names[i]
                 known[i] = bool(own.match(name)) or bool(left_out and key_of(name) in left_out) or name == table
             notes += passed_over(read, draft.layout, known)
-    if not tree.known[tree.images()].any():  # samples are no files of it
+    if not tree.known[tree.images].any():  # samples are no files of it
         draft.note("Ignored other files", [key_of(name) for i, name in tree.not_images if not tree.known[i]])
     return notes

@@ -410,7 +410,7 @@ def refuse_known(tree: Tree) -> None:
     said = " ".join(
         f"{first_few(seen, 2)} {'show' if seen[1:] else 'shows'} {what}. {way}" for what, seen, way in found
     )
-    folder = " To pack its images by their folders all the same: `--layout folder`." if len(tree.images()) else ""
+    folder = " To pack its images by their folders all the same: `--layout folder`." if len(tree.images) else ""
     raise SourceError(f"{tree.given}: not packed as it lies here: {said}{folder}")
 
 

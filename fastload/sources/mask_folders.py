@@ -253,7 +253,7 @@ class _Search:
 
     def _groups(self) -> list[Group]:
         """Returns the groups of the tree; [] if they are too many to be kinds of images."""
-        if len(self.tree.images()) < 2:
+        if len(self.tree.images) < 2:
             return []
         many, patterns = _MANY, _patterns(self.tree, _MANY)
         while len(patterns) > _MOST_GROUPS and many > 1:

@@ -157,7 +157,7 @@ def add_file(tree: Tree, to: dict[Key, int], key: Key, i: int) -> None:
 def _find(tree: Tree, spec: Paired) -> Found:
     """Returns the images and masks whose paths fit the patterns of a dataset."""
     found, roots = Found({}, {}, {kind.name: {} for kind in spec.kinds}), set[str]()
-    for i in tree.images().tolist():
+    for i in tree.images.tolist():
         for kind in spec.kinds:
             match = kind.pattern.fullmatch(tree.names[i]) if kind.pattern else None
             if match and _split(match, spec) not in (None, *spec.without_masks):

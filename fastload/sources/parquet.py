@@ -428,7 +428,7 @@ def parquet_evidence(tree: Tree) -> list[str]:
     names = [tree.names[i] for i in _table_positions(tree)]
     if not names or tree.file:
         return [key_of(name) for name in names]
-    if len(tree.images()) and not names[0].endswith(".arrow"):
+    if len(tree.images) and not names[0].endswith(".arrow"):
         try:
             shard = Shard(tree.path / names[0])
             tables = any(is_table(name) for _, name in tree.not_images)

@@ -132,7 +132,7 @@ def passed_over(tree: Tree, layout: str, known: NDArray[np.bool_]) -> list[str]:
     `known`, bool (F,), says which files it has read, or has spoken of.
     """
     notes = []
-    if images := np.setdiff1d(tree.images(), np.flatnonzero(known)).tolist():
+    if images := np.setdiff1d(tree.images, np.flatnonzero(known)).tolist():
         folders = Counter(tree.names[i].rpartition("/")[0] for i in images)
         shown = first_few([f"{key_of(folder) or '.'}/ ({count})" for folder, count in folders.items()])
         first = key_of(tree.names[images[0]])
@@ -198,7 +198,7 @@ def _which(names: Collection[str]) -> str:
 def _data(tree: Tree, others: Iterable[tuple[int, str]], part: float) -> Iterator[Sign]:
     """Yields which of the other files are data of another layout, if they hold this part of the images' bytes."""
     found = [(i, name) for i, name in others if _DATA.search(name.lower())]
-    if found and int(tree.sizes[[i for i, _ in found]].sum()) >= part * int(tree.sizes[tree.images()].sum()):
+    if found and int(tree.sizes[[i for i, _ in found]].sum()) >= part * int(tree.sizes[tree.images].sum()):
         names = [name for _, name in found]
         way = f"the file alone, if it is the dataset: {pack_command(tree.path / names[0])}"
         yield Sign(f"{_which(names)} of a format of arrays, tables or samples", (way,), _folders_of(names))
@@ -209,7 +209,7 @@ def _files_beside(found: ClassFolders, others: Iterable[tuple[int, str]]) -> Ite
     tree = found.tree
     others = list(others)
     yield from _same_files(found, [name for _, name in others])
-    images = {stem_of(tree.names[i]) for i in tree.images().tolist()} if others else set()
+    images = {stem_of(tree.names[i]) for i in tree.images.tolist()} if others else set()
     others = [(i, name) for i, name in others if name.lower().endswith(_BESIDE) or name.rpartition("/")[2] in images]
     # The form of an answer to a competition names images, and says nothing of them.
     others = [(i, name) for i, name in others if not stem_of(name).lower().startswith("sample_sub")]
@@ -307,7 +307,7 @@ class _Names:
     @classmethod
     def of(cls, found: ClassFolders) -> _Names:
         """Returns the names of the images and class folders of a tree."""
-        names = [found.tree.names[i] for i in found.tree.images().tolist()]
+        names = [found.tree.names[i] for i in found.tree.images.tolist()]
         bases = {name.rpartition("/")[2] for name in names}
         stems = set(map(stem_of, bases))
         # Where each image is several files, as one a channel, a text names their common beginning.

@@ -95,12 +95,9 @@ class Tree:
         """Whether the files can be opened by their paths: they lie in no archive and behind no URL."""
         return not self.archive and not isinstance(self.path, ObjectPath)
 
-    def images(self) -> NDArray[np.int64]:
-        """Returns the positions in names of the files that are images by their suffix, in walk order."""
-        return self._images
-
     @cached_property
-    def _images(self) -> NDArray[np.int64]:  # Layouts ask for them in turn.
+    def images(self) -> NDArray[np.int64]:
+        """The positions in names of the files that are images by their suffix, in walk order."""
         found = np.flatnonzero(np.fromiter(map(is_image, self.names), np.bool_, len(self.names))).astype(np.int64)
         found.flags.writeable = False
         return found
@@ -120,14 +117,14 @@ class Tree:
     @cached_property
     def image_folders(self) -> dict[str, NDArray[np.int64]]:
         """The positions in names of the images directly in each folder that has any, in walk order."""
-        ends = np.searchsorted(self._images, list(self.spans.values()))
+        ends = np.searchsorted(self.images, list(self.spans.values()))
         places = zip(self.spans, ends.tolist(), strict=True)
-        return {folder: self._images[first:last] for folder, (first, last) in places if first < last}
+        return {folder: self.images[first:last] for folder, (first, last) in places if first < last}
 
     @cached_property
     def not_images(self) -> list[tuple[int, str]]:
         """Positions and names of the other files, in walk order: layouts look for their own files only among these."""
-        return [(i, self.names[i]) for i in np.setdiff1d(np.arange(len(self.names)), self._images).tolist()]
+        return [(i, self.names[i]) for i in np.setdiff1d(np.arange(len(self.names)), self.images).tolist()]
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:

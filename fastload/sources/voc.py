@@ -135,7 +135,7 @@ def _years(tree: Tree) -> dict[str, list[str]]:
     # Masks in Annotations come from DAVIS and the like, SegmentationClassPNG from labelme: not VOC's.
     masks = {f"{at}{part}" for at in above for part in ("Annotations", "SegmentationClassPNG")} & there
     if masks:
-        holding = {split_path(tree.names[i])[0] for i in tree.images().tolist()}
+        holding = {split_path(tree.names[i])[0] for i in tree.images.tolist()}
         masks = {part for part in masks if any(folder.startswith(f"{part}/") for folder in holding)}
         above = dict.fromkeys(at for at in above if not any(split_path(part)[0] == at for part in masks))
     found = {at: [f"{at}{part}/" for part in _PARTS if at + part in there] for at in above}

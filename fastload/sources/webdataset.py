@@ -521,7 +521,7 @@ def _first_names(tree: Tree, count: int = 64) -> tuple[list[str], str]:
     if tree.archive:
         return [tree.names[i] for i in tar_order(tree)[:count].tolist()], ""
     shards = [name for _, name in tree.not_images if name.lower().endswith(".tar")]
-    if not shards or len(tree.images()):
+    if not shards or len(tree.images):
         return [], ""
     return first_names(tree.path / Path(shards[0]), count), f"{shards[0]}/"
 

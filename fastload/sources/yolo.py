@@ -96,7 +96,7 @@ def yolo_evidence(tree: Tree) -> list[str]:
     some = [at for at in [*pairs.labels.values(), *(pairs.lone if pairs.named else ())] if tree.sizes[at]][:_LOOKED_AT]
     if any(_looks_like_boxes(tree, at, strict=not pairs.named) for at in some):
         return [key_of(tree.names[i]) for i in next(iter(pairs.labels.items()), (some[0],))]
-    if not len(tree.images()) or any(is_table(name) for _, name in tree.not_images):
+    if not len(tree.images) or any(is_table(name) for _, name in tree.not_images):
         return []
     sets = [i for i in _yamls(tree) if all(sign.search(_head(tree, i)) for sign in _IS_DATASET)]
     return [key_of(tree.names[sets[0]])] if sets and not in_class_folders(tree) else []
@@ -112,7 +112,7 @@ def list_yolo(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     draft.leave_out_broken(tree)
     pairs = _pair(tree)
     if not pairs.labels:
-        images = first_few([key_of(tree.names[i]) for i in tree.images().tolist()], 2) or "none"
+        images = first_few([key_of(tree.names[i]) for i in tree.images.tolist()], 2) or "none"
         texts = first_few([key_of(name) for _, name in tree.not_images if name[-4:].lower() == ".txt"], 2) or "none"
         raise SourceError(
             f"{tree.given}: no image has a file of labels, as images/a.jpg has labels/a.txt. Images: {images}. Text "
@@ -183,7 +183,7 @@ def _pair(tree: Tree) -> _Pairs:
     has, in such folders; else a folder labels lies next to the images; else the files lie in one folder; else they have
     one name in any folders. The last three only without annotations of VOC or COCO, which such trees mostly are.
     """
-    names, images = tree.names, tree.images().tolist()
+    names, images = tree.names, tree.images.tolist()
     texts = [i for i, name in tree.not_images if name[-4:].lower() == ".txt" and not _CLASS_FILES.fullmatch(name)]
     in_labels = {i: key for i in texts if (key := _key(names[i], ("labels", "label")))}
     in_images = {i: key for i in images if (key := _key(names[i], ("images", "image")))} if in_labels else {}

@@ -13,7 +13,7 @@ integers, in units of 2**-32 pixels: bit-equal on every device, where floats wou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -130,7 +130,7 @@ class RandAugment(BaseTransform):
         output = empty_images(images, 1, self._mask_pool).copy_(images)
         value = torch.tensor([fill], device="cpu").to(masks.dtype)
         for codes, signs in self.rounds(draws):
-            matrices = self._moves(codes, signs, *masks.shape[1:])
+            matrices = _moves(self.strengths(*masks.shape[1:]), codes, signs, *masks.shape[1:])
             for rows in row_blocks(np.flatnonzero(np.isin(codes, _MOVES)), images):
                 put(output, rows, sample_nearest(picked(output, rows), matrices[rows], value))
         return output[:, 0]
@@ -144,18 +144,10 @@ class RandAugment(BaseTransform):
         return move_boxes(boxes, self._all_matrices(spec, draws))
 
     def _all_matrices(self, spec: ImageSpec, draws: Draws) -> Matrices:
-        matrices = np.tile(np.eye(2, 3), (len(draws), 1, 1))
+        matrices, strengths = np.tile(np.eye(2, 3), (len(draws), 1, 1)), self.strengths(spec.height, spec.width)
         for codes, signs in self.rounds(draws):
-            matrices = followed(matrices, self._moves(codes, signs, spec.height, spec.width))
+            matrices = followed(matrices, _moves(strengths, codes, signs, spec.height, spec.width))
         return matrices
-
-    def _moves(self, codes: NDArray[np.int64], signs: NDArray[np.int64], height: int, width: int) -> Matrices:
-        """Returns the matrices (B, 2, 3) of one round, the identity for samples that do not move."""
-        strengths = self.strengths(height, width)
-        shear_x, shear_y, x, y, degrees = (
-            np.where(codes == code, signs * strengths[OPERATIONS[code]], 0.0) for code in _MOVES
-        )
-        return affine((shear_x, shear_y), (x, y), degrees, height, width)
 
     def _operated(self, images: torch.Tensor, codes: NDArray[np.int64], signs: NDArray[np.int64]) -> torch.Tensor:
         """Returns images (B, C, H, W) after one round; their `codes`, (B,), are all of one group of `_GROUPS`."""
@@ -163,7 +155,7 @@ class RandAugment(BaseTransform):
         strengths, code = self.strengths(height, width), int(codes[0])
         if code in _MOVES:
             fill = torch.tensor(self.fill, dtype=torch.float64, device="cpu").to(images.dtype).expand(images.shape[1])
-            return sample_nearest(images, self._moves(codes, signs, height, width), fill)
+            return sample_nearest(images, _moves(strengths, codes, signs, height, width), fill)
         if code in _BLENDS:
             ops = np.array([_BLENDS[code] for code in codes.tolist()], dtype=np.int32)
             factors = (1 + signs * strengths["Color"]).astype(np.float32)
@@ -177,6 +169,16 @@ class RandAugment(BaseTransform):
             # 1e-6: as with translations, a whole level may come out just above itself.
             return torch.where(images >= math.ceil(strengths["Solarize"] - 1e-6), images.bitwise_not(), images)
         return _autocontrasted(images) if code == _CODES["AutoContrast"] else _equalized(images)
+
+
+def _moves(
+    strengths: Mapping[str, float], codes: NDArray[np.int64], signs: NDArray[np.int64], height: int, width: int
+) -> Matrices:
+    """Returns the matrices (B, 2, 3) of one round, the identity for samples that do not move."""
+    shear_x, shear_y, x, y, degrees = (
+        np.where(codes == code, signs * strengths[OPERATIONS[code]], 0.0) for code in _MOVES
+    )
+    return affine((shear_x, shear_y), (x, y), degrees, height, width)
 
 
 def _sharpened(images: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:

@@ -167,7 +167,7 @@ def as_lists(samples: list[tuple[torch.Tensor, ...]]) -> list[tuple[torch.Tensor
 )
 def test_workers_of_a_plain_dataloader_raise_before_they_deliver_a_damaged_row(files, kind, given, check):
     whole, damaged = files[kind]
-    dataset, good = dataset_of(damaged, check), dataset_of(whole)
+    dataset, good = dataset_of(damaged, check=check), dataset_of(whole)
     loader = DataLoader(
         dataset, num_workers=2, persistent_workers=True, collate_fn=as_lists, **sampler_of(dataset, given)
     )

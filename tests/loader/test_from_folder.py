@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
 import time
 from pathlib import Path
@@ -120,9 +121,11 @@ def test_samples_and_batches_of_their_own_sizes(photos, tmp_path):
     loader = FastLoader(folder, 4, shuffle=False, batch="list", ends="exact")
     dataset = loader.dataset
     assert isinstance(dataset, UnpackedDataset) and dataset.output.parent == tmp_path / "cache"
+    elsewhere = pickle.loads(pickle.dumps(dataset))
     for batch in loader:
         for at, row in enumerate(batch.rows.tolist()):
             assert torch.equal(batch[0][at], dataset[row][0]) and batch[1][at] == dataset[row][1]
+            assert torch.equal(batch[0][at], elsewhere[row][0])
             assert (photos / batch.names[at]).is_file()
     names = {row: name for batch in loader for row, name in zip(batch.rows.tolist(), batch.names, strict=True)}
     until_packed(loader)
@@ -255,6 +258,9 @@ def test_what_cannot_be(photos, tmp_path):
     (tmp_path / "some.h5").touch()
     with pytest.raises(OptionError, match=r"is no folder, \.zip or \.tar"):
         PackedDataset.from_folder(tmp_path / "some.h5")
+    for options in ({"check": "sometimes"}, {"read": "mmap"}, {"on_damage": "skip", "check": None}):
+        with pytest.raises(OptionError, match=f"{next(iter(options))}="):
+            PackedDataset.from_folder(photos, **options)
     with pytest.raises(OptionError, match="lies inside the source"):
         PackedDataset.from_folder(photos, cache_dir=photos / "cache")
     (tmp_path / "empty").mkdir()

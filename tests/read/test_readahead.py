@@ -14,7 +14,7 @@ from small_files import pages_in_memory
 from fastload.format.header import Field, FileIdentity, PackedFile, read_header
 from fastload.format.ragged import index_names
 from fastload.format.shards import Shards
-from fastload.read.readahead import Extents, FileReadAhead, KernelAdvice, ReadAhead, announced_ahead, sliced
+from fastload.read.readahead import FileReadAhead, KernelAdvice, RaggedExtents, ReadAhead, announced_ahead, sliced
 from fastload.read.rows import open_rows
 from fastload.system import syscalls
 from fastload.system.files import drop
@@ -210,9 +210,8 @@ def test_ranges_to_announce_are_the_bytes_of_rows(tmp_path, height, chunk_bytes,
     file = read_header(write_ragged(tmp_path / "a.h5", images, chunk_bytes=chunk_bytes))
     ragged, row = file.fields["images"].ragged, images[0].nbytes
     with open(file.path, "rb") as opened:
-        extents = Extents(opened.fileno(), file, file.fields["images"])
+        extents = RaggedExtents(opened.fileno(), file, file.ragged["images"])
         found = extents.ranges(np.array(first), np.array(stop))
         assert extents.last_byte(3) in (None, ragged.base + 4 * row - 1)
-        extents.close()
     assert found.tolist() == [[ragged.base + a * row, (b - a) * row] for a, b in expected]
     assert (extents.base, extents.num_bytes(5)) == (ragged.base, ragged.num_bytes)

@@ -507,7 +507,7 @@ def test_a_file_at_two_urls_is_kept_once_and_one_of_another_name_is_another_file
     for name in ("data.h5", "folder/data.h5", "other.h5"):
         dataset = PackedDataset(f"{range_server.url}/{name}", remote=Remote(cache=tmp_path, max_bytes="10MB"))
         assert all(np.array_equal(dataset[i][0].numpy().transpose(1, 2, 0), images[i]) for i in range(40))
-        fetched.append(dataset.file.remote.current().counts.chunks)
+        fetched.append(dataset.file.remote.cache.current().counts.chunks)
         folders.append(dataset.path.parent)
         dataset.file.remote.close()
     assert fetched == [10, 0, 10] and folders[0] == folders[1] != folders[2]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from remote_files import KINDS, write_kind
 
-from fastload.format.header import Field, FileIdentity, PackedFile, open_hdf5, read_header, read_shard
+from fastload.format.header import Field, FileIdentity, PackedFile, RaggedField, open_hdf5, read_header, read_shard
 from fastload.format.joined import as_index
 from fastload.format.ragged import RaggedExtent
 from fastload.format.shards import Shards
@@ -41,7 +41,7 @@ def index_of(rows: list[int], chunk_rows: list[int], fields: dict[str, Field]) -
 
 def ragged_field(name: str, shard_bytes: list[int], chunk_bytes: int) -> Field:
     extent = RaggedExtent(0, sum(shard_bytes), chunk_bytes, 1)
-    return Field(name, np.dtype(np.uint8), (0, 0, 3), ragged=extent, shard_bytes=tuple(shard_bytes))
+    return RaggedField(name, np.dtype(np.uint8), (0, 0, 3), ragged=extent, shard_bytes=tuple(shard_bytes))
 
 
 @given(

@@ -142,7 +142,7 @@ def test_each_chunk_is_fetched_once_and_the_second_epoch_asks_for_nothing(kind, 
     assert len(ranges) <= 2 * table.num_chunks and all(one["method"] == "GET" for one in first)
     assert len(set(ranges)) == len(ranges)
     chunks = [number for number in range(table.num_chunks) if table.chunk(number).field]
-    counts = dataset.file.remote.current().counts
+    counts = dataset.file.remote.cache.current().counts
     assert counts.chunks >= len(chunks) and counts.again == 0
     assert counts.bytes <= 1.02 * data.num_bytes
     # A new dataset over the same cache, too; it asks whether the object is the same.
@@ -300,7 +300,7 @@ def test_damaged_rows_of_varying_length_are_found_before_their_chunk_counts_as_t
     remote = file.remote
     chunks = remote.table.of_bytes("images", 0, np.array([place - ragged.base]), np.array([1])).tolist()
     with pytest.raises(DamagedRowError, match=r"\(row 20\)") as caught:
-        remote.current().hold(chunks)
+        remote.cache.current().hold(chunks)
     assert caught.value.rows == (20,) and not remote.cache.cached.presence(chunks[0]).complete
     remote.close()
 
@@ -409,10 +409,10 @@ def test_half_a_cache_serves_half_of_each_later_epoch(served, tmp_path):
     fetched = []
     with watched(data.cache) as most, closing(FastLoader(dataset, seed=3, **options)) as loader:
         for wanted in expected:
-            before = dataset.file.remote.current().counts.bytes
+            before = dataset.file.remote.cache.current().counts.bytes
             found = [[one.clone() for one in batch] for batch in loader]
             assert_same([found], [wanted])
-            fetched.append((dataset.file.remote.current().counts.bytes - before) / pixels)
+            fetched.append((dataset.file.remote.cache.current().counts.bytes - before) / pixels)
     assert dataset.file.remote.table.num_chunks >= 150
     assert most.num_bytes <= limit and most.looks > 10
     assert all(share <= 0.52 for share in fetched[1:]), fetched
@@ -452,7 +452,7 @@ def test_a_saved_state_goes_on_over_the_local_file_and_back(served):
 def read_all(dataset: PackedDataset) -> tuple[list[np.ndarray], int]:
     """The images of a dataset, and the bytes that this process fetched; run in another process."""
     images = [dataset[row][0].numpy() for row in range(len(dataset))]
-    return images, dataset.file.remote.current().counts.bytes
+    return images, dataset.file.remote.cache.current().counts.bytes
 
 
 def test_a_dataset_in_a_bucket_reads_the_same_and_holds_no_credentials(s3, kinds, tmp_path):
@@ -539,7 +539,7 @@ def test_processes_of_a_loader_wait_for_what_its_own_process_fetches(kind, metho
         assert_same(epochs(dataset, 2, workers=1), epochs(local, 2, workers=1))
         table = dataset.file.remote.table
         # All chunks were fetched by this process: a worker would have counted its own.
-        assert dataset.file.remote.current().counts.chunks >= table.num_chunks - len(table.headers)
+        assert dataset.file.remote.cache.current().counts.chunks >= table.num_chunks - len(table.headers)
         ranges = spans(data.log())
         assert len(set(ranges)) == len(ranges)
     finally:

@@ -78,12 +78,12 @@ def test_an_old_error_of_a_header_ends_when_it_has_come(opened, range_server):
     remote = opened("data.h5", give_up_after=0.2)
     header = int(remote.table.headers[1])
     range_server.set(status=500)
-    remote.current().announce([header])
-    while not remote.current().in_use.failed:
+    remote.cache.current().announce([header])
+    while not remote.cache.current().in_use.failed:
         time.sleep(0.01)
     range_server.set()
     for _ in range(2):
-        with holding(remote.current(), [header + 1]):
+        with holding(remote.cache.current(), [header + 1]):
             pass
 
 
@@ -94,17 +94,17 @@ def test_chunks_that_did_not_come_take_no_room(opened, range_server):
     before = remote.room.bound.use.num_bytes
     for chunk in range(remote.table.data_of(1).start, remote.table.num_chunks):
         with pytest.raises(RemoteError):
-            remote.current().hold([chunk])
+            remote.cache.current().hold([chunk])
     assert remote.cache.cached.records.kept().tolist() == [] and remote.room.bound.use.num_bytes <= before + 2 * 4096
     for chunk in range(6):
-        with holding(remote.current(), [chunk]):
+        with holding(remote.cache.current(), [chunk]):
             pass
 
 
 def test_who_evicts_does_not_wait_for_who_waits_for_room(opened, range_server):
     shards(range_server.folder, 3)
     remote = opened("data.h5", max_bytes=560_000, give_up_after=20, in_flight=4)
-    fetcher, table = remote.current(), remote.table
+    fetcher, table = remote.cache.current(), remote.table
     begun = table.data_of(1).start
     for chunk in range(begun, begun + 3):  # as a killed process leaves them: without their header
         remote.cache.cached.records.begin(chunk)
@@ -121,7 +121,7 @@ def test_who_evicts_does_not_wait_for_who_waits_for_room(opened, range_server):
 
 def test_who_evicts_does_not_wait_for_a_header_that_is_on_its_way(opened, range_server):
     shards(range_server.folder, 2)
-    fetcher = opened("data.h5").current()
+    fetcher = opened("data.h5").cache.current()
     header = 11  # of the second shard, which a thread fetches, and maybe has to make room for
     fetcher.in_use.fetching.add(header)
 
@@ -136,7 +136,7 @@ def test_who_evicts_does_not_wait_for_a_header_that_is_on_its_way(opened, range_
 
 def test_a_chunk_that_another_dataset_evicts_is_fetched_again_for_who_waits(opened, range_server):
     shards(range_server.folder, 2)
-    fetcher = opened("data.h5").current()
+    fetcher = opened("data.h5").cache.current()
     with holding(fetcher, [0, 3]):
         pass
     assert fetcher.in_use.claim(3, announced=False), "as a thread of another dataset does"
@@ -245,7 +245,7 @@ def test_a_wait_for_room_is_said(opened, range_server, caplog, monkeypatch):
     monkeypatch.setattr(evictor, "_WARNED_AFTER_S", 0.2)
     write_random(range_server.folder / "data.h5", rows=120, size=(64, 64, 3), chunk_rows=4, classes="abc")
     one, other = (opened("data.h5", max_bytes=560_000, give_up_after=2) for _ in range(2))
-    one.current().hold([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    one.cache.current().hold([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     with caplog.at_level(logging.WARNING, "fastload"), pytest.raises(CacheError, match="have been in use for 2 s"):
-        other.current().hold([12, 13])
+        other.cache.current().hold([12, 13])
     assert re.search(r"max_bytes of 546\.9 KiB is reached, .*by this process or others", caplog.text)

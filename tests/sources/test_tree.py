@@ -39,7 +39,7 @@ def test_files_come_folder_by_folder_with_sizes_and_times_and_without_hidden_one
     assert tree.names == ["z.jpg", "a/9.jpg", "a-1/x.txt", "a/deep/1.jpg", "b/2.jpg"]
     assert tree.folders == ["a", "a-1", "a/deep", "b"]
     assert tree.sizes.tolist() == [5, 7, 9, 12, 7] and tree.mtimes_ns[0] == 7
-    assert tree.images().tolist() == [0, 1, 3, 4]
+    assert tree.images.tolist() == [0, 1, 3, 4]
     assert [tree.files.read(i).decode() for i in range(5)] == tree.names
     assert tree.files.read_head(3, 6) == b"a/deep" and tree.files.read_head(0, 99) == b"z.jpg"
     assert open_tree(tree) is tree

@@ -7,6 +7,8 @@ their use, and are then a batch like any other on the device.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import torch
 
@@ -110,10 +112,10 @@ class HoldCached(Stage):
 class GatherCached(Stage):
     """Gathers rows in device memory; images are left to the kernel that transforms them."""
 
-    where = Where.USE
-
-    def __init__(self) -> None:
+    def __init__(self, backend: Backend | None) -> None:
         self._cache: RowCache | None = None
+        self._backend = backend
+        self.where = Where.USE if backend is None else Where.SIDE_STREAM
         self.why = "cached rows are in device memory"
 
     def open(self, opened: Opened) -> None:
@@ -123,7 +125,8 @@ class GatherCached(Stage):
     def run(self, work: Work) -> None:
         """Gathers."""
         assert self._cache is not None, "the pass is over"
-        work.fields |= self._cache.gather(work.inner[_INDEX])
+        with self._backend.kernels() if self._backend is not None else nullcontext():
+            work.fields |= self._cache.gather(work.inner[_INDEX])
 
     def close(self) -> None:
         """Lets go of the cache."""
@@ -144,9 +147,9 @@ class FillCache(Stage):
         """Queues the copy."""
         self.damaged.update(work.whole.damaged)
         first, count = work.whole.step * self._part_rows, len(work.rows)  # the last may not fill its slot
-        arrays = as_handed_over(self._file, work.arrays)
+        arrays = as_handed_over(self._file, {name: array[:count] for name, array in work.arrays.items()})
         for name, cached in self._cache.tensors.items():
-            part, read = cached[first : first + count], torch.from_numpy(arrays[name][:count])
+            part, read = cached[first : first + count], torch.from_numpy(arrays[name])
             if self._cache.location == "host":
                 part.copy_(read)
             else:

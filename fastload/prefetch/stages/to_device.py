@@ -28,13 +28,17 @@ class CopySlot(Stage):
 
     Args:
         file: whose rows lie in the slot as they are; None: they lie there as they are handed over.
+        again: whether images are copied to the same memory again and again: kernels of the side stream read them there,
+            and nobody else. Else each batch has a copy of its own, which the user may keep.
     """
 
     where = Where.SIDE_STREAM
 
-    def __init__(self, backend: Backend, file: PackedFile | None) -> None:
-        self._backend, self._file = backend, file
+    def __init__(self, backend: Backend, file: PackedFile | None, *, again: bool) -> None:
+        self._backend, self._file, self._again = backend, file, again
         self._layout: _SlotLayout | None = None  # which all batches of a ring have
+        self._copy: torch.Tensor | None = None  # of a slot, and its large fields as tensors
+        self._parts: dict[str, torch.Tensor] = {}
         self.why = f"to {getattr(backend, 'device', 'the device')}, in one piece"
 
     def run(self, work: Work) -> None:
@@ -45,17 +49,17 @@ class CopySlot(Stage):
         if work.in_one_piece:
             memory = work.slot.memory
             layout = self._layout = self._layout or _SlotLayout.of(memory, work.arrays)
+            large = self._copied(work, layout)
+            storage = (work.raw if work.raw is not None else work.memory[0]).untyped_storage()
             layout = layout.cut(len(work.rows))
-            slot = backend.copy(torch.from_numpy(memory))
-            work.memory.append(slot)
-            storage = slot.untyped_storage()
-            for name, part in layout.large.items():
+            for name, tensor in large.items():
                 if name.startswith(INNER):
-                    work.inner[name] = part.of(storage)
+                    work.inner[name] = tensor if name == WORDS else tensor[: len(work.rows)]
                 elif name == "images" and not layout.turned:
-                    work.fields[name] = part.of(storage)
+                    work.fields[name] = tensor if len(tensor) == len(work.rows) else layout.large[name].of(storage)
                 else:
-                    self._add(work, name, own_copy(part.of(storage), backend, channels_last=name == "images"))
+                    part = layout.large[name].of(storage)
+                    self._add(work, name, own_copy(part, backend, channels_last=name == "images"))
             if layout.small:
                 small = own_copy(layout.tail.of(storage), backend)
                 work.memory.append(small)
@@ -72,6 +76,23 @@ class CopySlot(Stage):
                 work.memory += (pixels.pixels, pixels.layout)
             elif isinstance(pixels, list) and pixels and isinstance(pixels[0], torch.Tensor) and work.form is None:
                 work.memory += pixels[:1]  # all tensors of a list lie in one piece of memory
+
+    def _copied(self, work: Work, layout: _SlotLayout) -> dict[str, torch.Tensor]:
+        """Queues the copy of a slot, and returns its large fields there, at their full size."""
+        host = torch.from_numpy(work.slot.memory)
+        if not self._again:
+            slot = self._backend.copy(host)
+            work.memory.append(slot)
+            return {name: part.of(slot.untyped_storage()) for name, part in layout.large.items()}
+        if self._copy is None:
+            self._copy = self._backend.empty(tuple(host.shape), host.dtype)
+            self._parts = {name: part.of(self._copy.untyped_storage()) for name, part in layout.large.items()}
+        work.raw = self._backend.copy(host, self._copy)
+        return self._parts
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        self._copy, self._layout, self._parts = None, None, {}
 
     @staticmethod
     def _add(work: Work, name: str, moved: torch.Tensor) -> None:

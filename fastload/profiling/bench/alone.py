@@ -42,7 +42,7 @@ def measure_alone(subject: Subject, show: Show) -> AloneFigures:
     """Measures the loader alone for `options.seconds`; half of that time goes to the bare copy."""
     cold, file, names = subject.options.cold, subject.dataset.file, subject.dataset.fields
     why_no_take = ""
-    if any(file.fields[name].ragged is not None for name in names):
+    if any(name in file.ragged for name in names):
         why_no_take = "its images differ in size or are kept encoded"
     elif file.remote is not None:
         why_no_take = "its rows come chunk by chunk over the network"

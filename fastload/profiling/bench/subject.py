@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset
 from fastload.errors import OptionError
-from fastload.format.header import read_header
 from fastload.loader.loader import FastLoader
 from fastload.plan import Shuffle
 from fastload.prefetch.inputs import Input, PackedInput
@@ -29,7 +28,7 @@ from fastload.timing.network import NetworkUse
 from fastload.transforms import RandomResizedCrop
 
 if TYPE_CHECKING:
-    from fastload.remote.shards import RemoteShards
+    pass
 
 SIZE = 224
 """Side of the crop for images that differ in size, by default."""
@@ -86,15 +85,13 @@ class Subject:
                 f"{path}: --cold, --compare and --inject are for files of this machine. Leave them out; an empty cache "
                 f"is as cold as it gets (FASTLOAD_CACHE=FOLDER, or `fastload cache clear {path}`)."
             )
-        remote = PackedDataset(path, options.split) if is_url(path) else None
-        file = read_header(path) if remote is None else remote.file
-        if "images" not in file.fields:
+        self.dataset = PackedDataset(path, options.split)
+        if "images" not in (fields := self.dataset.file.fields):
             raise OptionError(
-                f"{path}: has no dataset `images`, only {', '.join(file.fields) or 'none'}, and bench loads images. "
+                f"{path}: has no dataset `images`, only {', '.join(fields) or 'none'}, and bench loads images. "
                 f"FastLoader can still load this file; time your own loop over it."
             )
         self.path, self.options = path, options
-        self.dataset = PackedDataset(path, options.split) if remote is None else remote
         self.batch_size = options.batch_size or default_batch_size(len(self.dataset))
         self.left_in_cache: list[float] = []
         data = PackedInput(self.dataset)
@@ -108,8 +105,8 @@ class Subject:
 
     def network_use(self, since_s: float) -> NetworkUse | None:
         """Returns what came over the network since a time of `time.perf_counter`; None for a file of this machine."""
-        remote = cast("RemoteShards | None", self.dataset.file.remote)
-        return None if remote is None else replace(remote.network_use(), elapsed_s=time.perf_counter() - since_s)
+        use = self.dataset.file.shard_files.network_use()
+        return use and replace(use, elapsed_s=time.perf_counter() - since_s)
 
     @property
     def first_row(self) -> int:
@@ -200,8 +197,7 @@ class Subject:
 
     def close_remote(self) -> None:
         """Ends what a URL has open; nothing can be read after that."""
-        if self.dataset.file.remote is not None:
-            cast("RemoteShards", self.dataset.file.remote).close()
+        self.dataset.file.shard_files.close()
 
     def close(self) -> None:
         """Closes the shared loader; the next pass makes another one."""

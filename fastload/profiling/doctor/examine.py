@@ -23,7 +23,7 @@ from fastload.profiling.doctor.timeline import Span, lanes_of, timeline
 from fastload.profiling.meter.loops import HOW
 from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_cpus, mean_others
 from fastload.profiling.verdict import Demands, judge
-from fastload.profiling.verdict.demands import costs_of
+from fastload.profiling.verdict.demands import around_s, costs_of, own_beside_fastloader_s
 from fastload.profiling.verdict.loop_model import FastLoaderCosts
 from fastload.profiling.verdict.sentences import OTHER_PROGRAMS
 from fastload.system.advice import advice
@@ -309,9 +309,9 @@ def _with_fastloader_trial(demands: Demands, loader: LoaderRecord) -> Demands:
     model, made_s = found.model, statistics.fmean(batch.total_s for batch in found.model.batches)
     costs = measure_fastloader(
         seen,
-        0.0 if demands.on_device else found.own_beside_fastloader_s(demands),
+        0.0 if demands.on_device else own_beside_fastloader_s(found, demands),
         model.own_cpus,
-        around_s=found.around_s(demands),
+        around_s=around_s(found, demands),
         transforms=not keeps and not demands.timed_device,
         recorded=loader.recorded,
         pause_s=0.0 if model.workers else min(made_s, _LONG_S),

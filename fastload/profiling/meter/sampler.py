@@ -55,17 +55,12 @@ class Sampler:
     ) -> None:
         if not every_s > 0:
             raise OptionError(f"every_s={every_s!r}: give seconds above 0")
-        self._pid = os.getpid() if pid is None else pid
         self._every_s = every_s
         self._begun_s = time.perf_counter() if begun_s is None else begun_s
         self._callback = callback
-        self._gpus = Gpus(nvml, visible)
+        self._counters = _Counters(os.getpid() if pid is None else pid, Gpus(nvml, visible))
         # What cannot be read here, each with the reason; "gpu": no GPU counter at all; "readings": this one failed.
-        self.absent = self._gpus.absent
-        self._used: set[int] = set()
-        self._family: list[int] = []
-        self._family_due_s = self._slow_due_s = self._memory_due_s = 0.0
-        self._cpu, self._disk, self._busy, self._others = Rates(), Rates(), Rates(), Rates()
+        self.absent = self._counters.gpus.absent
         self._readings: list[dict[str, float]] = []
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -84,7 +79,7 @@ class Sampler:
         if self._thread is not None and not self._stopping.is_set():
             self._stopping.set()
             self._thread.join()
-            self._gpus.close()
+            self._counters.gpus.close()
 
     def __enter__(self) -> Sampler:
         return self.start()
@@ -95,31 +90,17 @@ class Sampler:
     @property
     def readings(self) -> tuple[Mapping[str, float], ...]:
         """The readings so far; only of those GPUs that the job is known to use, if the driver knows."""
-        used = self._used or self._gpus.indices
-        others = tuple(f"gpu{index}." for index in self._gpus.indices if index not in used)
+        gpus = self._counters.gpus.indices
+        used = self._counters.used or gpus
+        others = tuple(f"gpu{index}." for index in gpus if index not in used)
         return tuple(
             {name: value for name, value in one.items() if not name.startswith(others)} for one in list(self._readings)
         )
 
     def read(self) -> dict[str, float]:
         """Takes a reading, keeps it and returns it."""
-        now_s, take = time.perf_counter(), self._gpus.take
-        reading = {"at_s": now_s - self._begun_s, **self._gpus.read()}
-        if now_s >= self._family_due_s:
-            take("processes", self._find_family)
-            reading |= take("others_cpu_percent", self._read_others) or {}
-            self._family_due_s = now_s + _FAMILY_COST * (time.perf_counter() - now_s)
-        if now_s >= self._slow_due_s:
-            self._slow_due_s = now_s + _SLOW_EVERY_S
-            self._used |= self._gpus.used_by(self._family)
-            reading |= take("disk_read_bytes_per_s", self._read_bytes) or {}
-            reading |= take("disk_busy_percent", self._read_busy) or {}
-        reading |= take("cpu_percent", self._read_cpu) or {}
-        if now_s >= self._memory_due_s:
-            begin_s = time.perf_counter()
-            reading |= take("memory_bytes", self._read_memory) or {}
-            # For several processes the kernel walks the page tables of each: 10 ms and more.
-            self._memory_due_s = now_s + max(_SLOW_EVERY_S, _MEMORY_COST * (time.perf_counter() - begin_s))
+        now_s = time.perf_counter()
+        reading = {"at_s": now_s - self._begun_s, **self._counters.read(now_s)}
         if len(self._readings) >= MOST_READINGS:
             del self._readings[1::2]
             self._every_s *= 2
@@ -128,8 +109,48 @@ class Sampler:
             self._callback(reading)
         return reading
 
-    def _find_family(self) -> None:
-        self._family = family_of(self._pid)
+    def _run(self) -> None:
+        try:
+            while not self._stopping.wait(self._every_s):
+                self.read()
+            self.read()
+        except Exception as error:  # noqa: BLE001  # from the callback: nobody joins this thread to see it
+            self.absent["readings"] = reason_of(error)
+
+
+class _Counters:
+    """The counters of the GPUs, and of a process with all its descendants, some of which are not read each time.
+
+    Attributes:
+        used: the GPUs that the processes are known to use.
+    """
+
+    def __init__(self, pid: int, gpus: Gpus) -> None:
+        self.gpus, self.used, self._pid = gpus, set[int](), pid
+        self._family: list[int] = []
+        self._family_due_s = self._slow_due_s = self._memory_due_s = 0.0
+        self._cpu, self._disk, self._busy, self._others = Rates(), Rates(), Rates(), Rates()
+
+    def read(self, now_s: float) -> dict[str, float]:
+        """Returns the counters that are due."""
+        reading, take = self.gpus.read(), self.gpus.take
+        if now_s >= self._family_due_s:
+            found = take("processes", family_of, self._pid)
+            self._family = self._family if found is None else found
+            reading |= take("others_cpu_percent", self._read_others) or {}
+            self._family_due_s = now_s + _FAMILY_COST * (time.perf_counter() - now_s)
+        if now_s >= self._slow_due_s:
+            self._slow_due_s = now_s + _SLOW_EVERY_S
+            self.used |= self.gpus.used_by(self._family)
+            reading |= take("disk_read_bytes_per_s", self._read_bytes) or {}
+            reading |= take("disk_busy_percent", self._read_busy) or {}
+        reading |= take("cpu_percent", self._read_cpu) or {}
+        if now_s >= self._memory_due_s:
+            begin_s = time.perf_counter()
+            reading |= take("memory_bytes", self._read_memory) or {}
+            # For several processes the kernel walks the page tables of each: 10 ms and more.
+            self._memory_due_s = now_s + max(_SLOW_EVERY_S, _MEMORY_COST * (time.perf_counter() - begin_s))
+        return reading
 
     def _read_cpu(self) -> dict[str, float]:
         cpu = self._cpu.of(cpu_seconds(self._family))
@@ -160,14 +181,6 @@ class Sampler:
         disks = enumerate((psutil.disk_io_counters(perdisk=True, nowrap=False) or {}).values())
         shares = self._busy.of({number: one.busy_time / 1e3 for number, one in disks if hasattr(one, "busy_time")})
         return {"disk_busy_percent": 100 * min(1.0, max(shares.values()))} if shares else {}
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping.wait(self._every_s):
-                self.read()
-            self.read()
-        except Exception as error:  # noqa: BLE001  # from the callback: nobody joins this thread to see it
-            self.absent["readings"] = reason_of(error)
 
 
 def family_of(pid: int) -> list[int]:

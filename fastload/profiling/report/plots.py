@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -67,6 +68,23 @@ def stairs(edges_s: Floats, values: Floats) -> Points:
     return list(zip(np.repeat(edges_s, 2)[1:-1], np.repeat(values, 2), strict=True))
 
 
+class _Axes(NamedTuple):
+    """Turns seconds of a run, and values up to `top`, into places of a drawing."""
+
+    end_s: float
+    top: float
+
+    def x(self, at_s: float) -> str:
+        return f"{_UNITS * at_s / self.end_s:.1f}"
+
+    def y(self, value: float) -> str:
+        return f"{_UNITS * (1 - value / self.top):.1f}"
+
+    def path(self, points: Points) -> str:
+        """Returns the SVG path through points."""
+        return "M" + "L".join(f"{self.x(x)} {self.y(y)}" for x, y in points)
+
+
 class Canvas:
     """One panel, `height` CSS pixels high, drawn in the units of its axes: seconds of the run, and values up to `top`.
 
@@ -75,52 +93,45 @@ class Canvas:
 
     def __init__(self, end_s: float, top: float, title: str, height: int, *, timed: bool = True) -> None:
         self.title, self.height, self.shapes = title, height, Markup()  # elements of the SVG
-        self._end_s, self._top = end_s, top or 1.0
-        unit_s, unit = (1, "s") if self._end_s < 600 else (60, "min") if self._end_s < 4 * 3600 else (3600, "h")
-        times, values = ticks(self._end_s / unit_s, _X_TICKS) if timed else [], ticks(self._top, _Y_TICKS)
-        self.x_ticks = [(100 * x * unit_s / self._end_s, f"{x:g} {unit}") for x in times]
-        self.y_ticks = [(100 * y / self._top, f"{y:,g}") for y in values]
+        self._axes = _Axes(end_s, top := top or 1.0)
+        unit_s, unit = (1, "s") if end_s < 600 else (60, "min") if end_s < 4 * 3600 else (3600, "h")
+        times, values = ticks(end_s / unit_s, _X_TICKS) if timed else [], ticks(top, _Y_TICKS)
+        self.x_ticks = [(100 * x * unit_s / end_s, f"{x:g} {unit}") for x in times]
+        self.y_ticks = [(100 * y / top, f"{y:,g}") for y in values]
         self.marks: list[tuple[float, str, str]] = []
-        self._path("grid", "".join(f"M0 {self._y(y)}H{_UNITS}" for y in values), "grid")
+        self._path("grid", "".join(f"M0 {self._axes.y(y)}H{_UNITS}" for y in values), "grid")
 
     def area(self, upper: Points, lower: Points, colour: str, kind: str = "area") -> None:
         """Fills the area between two lines."""
-        self._path(kind, self._through([*upper, *lower[::-1]]) + "Z", colour)
+        self._path(kind, self._axes.path([*upper, *lower[::-1]]) + "Z", colour)
 
     def line(self, points: Points, colour: str) -> None:
         """Draws a line through points; a dot for one."""
-        path = self._through(points)
+        path = self._axes.path(points)
         self._path("dot" if len(points) == 1 else "line", f"{path}h0" if len(points) == 1 else path, colour)
 
     def level(self, value: float, colour: str) -> None:
         """Draws a dashed line at a value."""
-        self._path("level", f"M0 {self._y(value)}H{_UNITS}", colour)
+        self._path("level", f"M0 {self._axes.y(value)}H{_UNITS}", colour)
 
     def moments(self, at_s: Iterable[float], colour: str) -> None:
         """Draws a dotted line from top to bottom at each moment."""
-        self._path("moment", "".join(f"M{self._x(x)} 0V{_UNITS}" for x in at_s), colour)
+        self._path("moment", "".join(f"M{self._axes.x(x)} 0V{_UNITS}" for x in at_s), colour)
 
     def stems(self, at_s: Floats, low: Floats, high: Floats, colour: str) -> None:
         """Draws thin upright lines."""
-        each = (f"M{self._x(x)} {self._y(a)}V{self._y(b)}" for x, a, b in zip(at_s, low, high, strict=True))
+        each = (
+            f"M{self._axes.x(x)} {self._axes.y(a)}V{self._axes.y(b)}" for x, a, b in zip(at_s, low, high, strict=True)
+        )
         self._path("stems", "".join(each), colour)
 
     def mark(self, at_s: float, text: str, side: str = "centre") -> None:
         """Writes a text above the drawing."""
-        self.marks.append((100 * at_s / self._end_s, text, side))
+        self.marks.append((100 * at_s / self._axes.end_s, text, side))
 
     def _path(self, kind: str, path: str, colour: str) -> None:
         if path:
             self.shapes += Markup(f'<path class="{kind}" d="{path}" style="color:var(--{colour})"/>')
-
-    def _through(self, points: Points) -> str:
-        return "M" + "L".join(f"{self._x(x)} {self._y(y)}" for x, y in points)
-
-    def _x(self, at_s: float) -> str:
-        return f"{_UNITS * at_s / self._end_s:.1f}"
-
-    def _y(self, value: float) -> str:
-        return f"{_UNITS * (1 - value / self._top):.1f}"
 
 
 def ticks(end: float, most: int) -> list[float]:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch.utils.data import Dataset
 
@@ -34,7 +34,6 @@ from fastload.profiling.tune.trials import Runner
 from fastload.profiling.verdict.sentences import OTHERS_FEW
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.remote.opening import short_name
-from fastload.remote.shards import RemoteShards
 from fastload.system.advice import advice
 from fastload.system.files import drop
 from fastload.system.text import counted, format_bytes
@@ -227,7 +226,7 @@ class Search:
         finally:
             for runner in self._runners.values():
                 runner.close()
-            came = self._came()
+            came = _fetched(self._data, close=self._owns)
         if rows:
             result.chosen = choose(rows, cpu_budget=self.options.cpu_budget)
             if not fits(result.chosen.row, self.options.cpu_budget):  # maybe one of an earlier race is
@@ -258,16 +257,6 @@ class Search:
             )
         result.notes, result.elapsed_s = tuple(self._notes), time.perf_counter() - self._begun_s
         return result
-
-    def _came(self) -> str:
-        """Returns the size of data fetched over the network, "" for none; ends the fetching of a given URL."""
-        if not isinstance(self._data, PackedInput) or self._data.dataset.file.remote is None:
-            return ""
-        remote = cast(RemoteShards, self._data.dataset.file.remote)
-        use = remote.network_use()
-        if self._owns:
-            remote.close()
-        return format_bytes(use.bytes) if use.bytes else ""
 
     def call(self, candidate: Candidate) -> str:
         """Returns the Python expression for a loader with these arguments."""
@@ -399,8 +388,19 @@ class Search:
         self._mixing = {order.shuffle: order for order in found.orders}
 
 
+def _fetched(data: PackedInput | OtherInput, *, close: bool) -> str:
+    """Returns the size of what was fetched of the data over the network, "" for none; maybe ends the fetching."""
+    if not isinstance(data, PackedInput):
+        return ""
+    files = data.dataset.file.shard_files
+    use = files.network_use()
+    if close:
+        files.close()
+    return format_bytes(use.bytes) if use is not None and use.bytes else ""
+
+
 def _name_of(file: PackedFile) -> Path | str:
-    return file.path if file.remote is None else file.remote.url
+    return file.url or file.path
 
 
 def _traits_of(data: PackedInput | OtherInput, *, cold: bool) -> DataTraits:
@@ -408,7 +408,7 @@ def _traits_of(data: PackedInput | OtherInput, *, cold: bool) -> DataTraits:
     if isinstance(data, PackedInput):
         fields = data.dataset.file.fields
         layout = [fields[name] for name, _, _ in data.dataset.layout()]
-        linear = all(field.linear or field.ragged is not None for field in layout)
+        linear = not any(field.chunked for field in layout)
         if data.chunk_rows and not linear:
             field = fields["images" if "images" in fields else data.dataset.fields[0]]
             kept = CACHE_BYTES // (field.row_bytes * data.chunk_rows)

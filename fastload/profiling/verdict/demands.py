@@ -186,83 +186,6 @@ class Costs:
         before_s, after_s = (sum(work.running_s for work in works) for works in (self.model.batches, batches))
         return replace(model, receive_blocked_s=model.receive_blocked_s * after_s / before_s if before_s > 0 else 0.0)
 
-    def packed(self, demands: Demands) -> LoopModel:
-        """Returns the loop with a FastLoader over packed images.
-
-        What it makes a batch for is `demands.by_fastloader`, nothing where that is not known. Transforms that it cannot
-        do are left, in worker processes as before.
-        """
-        made = demands.by_fastloader or FastLoaderCosts(Work())
-        saved_s = self.saved_by_channels_last_s(demands)
-        if demands.keeps_transform:
-            model = self.without(*BY_FASTLOAD)
-            batches = tuple(batch + made.batch for batch in model.batches)
-            return replace(model, batches=batches, own_s=model.own_s - saved_s, restart_s=0.0, end_s=0.0)
-        model = self.without(*BY_FASTLOAD, "transform")
-        own_s = self.own_beside_fastloader_s(demands)
-        steps = made.loop(own_s, model.own_cpus, model.cpus)
-        epochs = replace(steps, device_s=model.device_s, steps=model.steps, epochs=model.epochs)
-        return replace(epochs, startup_s=made.begin_s, restart_s=made.begin_s)  # no process starts
-
-    def own_beside_fastloader_s(self, demands: Demands) -> float:
-        """Returns a step's own time on a FastLoader's batches, which lie in memory that is used again and again.
-
-        It is the measured time without mapping new memory for each batch, but at most the time of the step's
-        operations and between them. Steps after which the loop waits, during workers' work or after it, begin
-        with cold caches.
-        """
-        own_s = self.model.own_s
-        mapping_s = 0.0 if demands.wrapped else self._worker(demands).mapping_s
-        fed_s = max(own_s - mapping_s - self.saved_by_channels_last_s(demands), _LEAST_OWN * own_s)
-        return min(fed_s, demands.operations_s[1]) + self.around_s(demands)
-
-    def around_s(self, demands: Demands) -> float:
-        """Returns the time that a loader around the replaced one spends on each batch in the loop's process.
-
-        It reads a worker's batch before the loop does, and releases it.
-        """
-        worker = self._worker(demands)
-        return max(0.0, demands.usual_receive_s - worker.receive_s - worker.mapping_s) if demands.wrapped else 0.0
-
-    def _worker(self, demands: Demands) -> WorkerCosts:
-        """Returns what its workers cost, as measured in a trial; nothing without any."""
-        known = demands.by_a_worker if self.model.workers else None
-        return known or WorkerCosts(Work())
-
-    def with_channels_last(self, demands: Demands) -> LoopModel:
-        """Returns the loop that brings each batch's images into channels_last memory first."""
-        convert_s = demands.by_format.convert_s if demands.by_format is not None else 0.0
-        return replace(self.model, own_s=self.model.own_s + convert_s - self.saved_by_channels_last_s(demands))
-
-    def saved_by_channels_last_s(self, demands: Demands) -> float:
-        """Returns what a step saves on images in channels_last memory, the memory format of FastLoader."""
-        costs = demands.by_format
-        if costs is None or costs.contiguous_s <= 0:
-            return 0.0
-        # Played again, they may take longer.
-        part = min(1.0, self.model.own_s / costs.contiguous_s)
-        return min(part * (costs.contiguous_s - costs.channels_last_s), (1 - _LEAST_OWN) * self.model.own_s)
-
-    def with_one_tensor(self, demands: Demands, one: WorkerCosts) -> LoopModel:
-        """Returns the loop whose batches are handed over as one tensor each, at such costs in a trial.
-
-        Where a trial with as many tensors as now says what these cost, that in the script becomes less, or more, in
-        proportion. It does not where either side takes far longer there: then batches are pickled.
-        """
-        model, without, now_s = self.model, self.without("hand-over"), self.stages["hand-over"].total_s
-        several, receive_s = demands.by_a_worker, 0.0 if demands.wrapped else demands.usual_receive_s
-        if several is None or now_s > _PICKLED * several.batch.total_s or receive_s > _PICKLED * several.receive_s:
-            batches = tuple(batch + one.batch for batch in without.batches)
-            return replace(without, batches=batches, receive_s=one.receive_s)
-        handed_s = self.scale * now_s * one.batch.total_s / several.batch.total_s
-        taken = min(1.0, one.receive_s / several.receive_s) if several.receive_s > 0 else 1.0
-        return replace(
-            without,
-            batches=tuple(batch + Work(handed_s) for batch in without.batches),
-            receive_s=taken * model.receive_s,
-            receive_blocked_s=taken * model.receive_blocked_s,
-        )
-
     def with_workers(self, workers: int, by_a_worker: WorkerCosts | None = None) -> LoopModel:
         """Returns the loop with another number of workers; `by_a_worker` is as in `Demands`."""
         model = self.model
@@ -281,6 +204,90 @@ class Costs:
             restart_s=model.restart_s * starts,
             receive_blocked_s=model.receive_blocked_s * min(1.0, share),
         )
+
+
+def loop_packed(costs: Costs, demands: Demands) -> LoopModel:
+    """Returns the loop with a FastLoader over packed images.
+
+    What it makes a batch for is `demands.by_fastloader`, nothing where that is not known. Transforms that it cannot
+    do are left, in worker processes as before.
+    """
+    made = demands.by_fastloader or FastLoaderCosts(Work())
+    saved_s = saved_by_channels_last_s(costs, demands)
+    if demands.keeps_transform:
+        model = costs.without(*BY_FASTLOAD)
+        batches = tuple(batch + made.batch for batch in model.batches)
+        return replace(model, batches=batches, own_s=model.own_s - saved_s, restart_s=0.0, end_s=0.0)
+    model = costs.without(*BY_FASTLOAD, "transform")
+    own_s = own_beside_fastloader_s(costs, demands)
+    steps = made.loop(own_s, model.own_cpus, model.cpus)
+    epochs = replace(steps, device_s=model.device_s, steps=model.steps, epochs=model.epochs)
+    return replace(epochs, startup_s=made.begin_s, restart_s=made.begin_s)  # no process starts
+
+
+def own_beside_fastloader_s(costs: Costs, demands: Demands) -> float:
+    """Returns a step's own time on a FastLoader's batches, which lie in memory that is used again and again.
+
+    It is the measured time without mapping new memory for each batch, but at most the time of the step's
+    operations and between them. Steps after which the loop waits, during workers' work or after it, begin
+    with cold caches.
+    """
+    own_s = costs.model.own_s
+    mapping_s = 0.0 if demands.wrapped else _worker(costs, demands).mapping_s
+    fed_s = max(own_s - mapping_s - saved_by_channels_last_s(costs, demands), _LEAST_OWN * own_s)
+    return min(fed_s, demands.operations_s[1]) + around_s(costs, demands)
+
+
+def around_s(costs: Costs, demands: Demands) -> float:
+    """Returns the time that a loader around the replaced one spends on each batch in the loop's process.
+
+    It reads a worker's batch before the loop does, and releases it.
+    """
+    worker = _worker(costs, demands)
+    return max(0.0, demands.usual_receive_s - worker.receive_s - worker.mapping_s) if demands.wrapped else 0.0
+
+
+def _worker(costs: Costs, demands: Demands) -> WorkerCosts:
+    """Returns what its workers cost, as measured in a trial; nothing without any."""
+    known = demands.by_a_worker if costs.model.workers else None
+    return known or WorkerCosts(Work())
+
+
+def loop_with_channels_last(costs: Costs, demands: Demands) -> LoopModel:
+    """Returns the loop that brings each batch's images into channels_last memory first."""
+    convert_s = demands.by_format.convert_s if demands.by_format is not None else 0.0
+    return replace(costs.model, own_s=costs.model.own_s + convert_s - saved_by_channels_last_s(costs, demands))
+
+
+def saved_by_channels_last_s(costs: Costs, demands: Demands) -> float:
+    """Returns what a step saves on images in channels_last memory, the memory format of FastLoader."""
+    formats = demands.by_format
+    if formats is None or formats.contiguous_s <= 0:
+        return 0.0
+    # Played again, they may take longer.
+    part = min(1.0, costs.model.own_s / formats.contiguous_s)
+    return min(part * (formats.contiguous_s - formats.channels_last_s), (1 - _LEAST_OWN) * costs.model.own_s)
+
+
+def loop_with_one_tensor(costs: Costs, demands: Demands, one: WorkerCosts) -> LoopModel:
+    """Returns the loop whose batches are handed over as one tensor each, at such costs in a trial.
+
+    Where a trial with as many tensors as now says what these cost, that in the script becomes less, or more, in
+    proportion. It does not where either side takes far longer there: then batches are pickled.
+    """
+    model, without, now_s = costs.model, costs.without("hand-over"), costs.stages["hand-over"].total_s
+    several, receive_s = demands.by_a_worker, 0.0 if demands.wrapped else demands.usual_receive_s
+    if several is None or now_s > _PICKLED * several.batch.total_s or receive_s > _PICKLED * several.receive_s:
+        batches = tuple(batch + one.batch for batch in without.batches)
+        return replace(without, batches=batches, receive_s=one.receive_s)
+    handed_s = costs.scale * now_s * one.batch.total_s / several.batch.total_s
+    taken = min(1.0, one.receive_s / several.receive_s) if several.receive_s > 0 else 1.0
+    return replace(
+        without,
+        batches=tuple(batch + Work(handed_s) for batch in without.batches),
+        receive_s=taken * model.receive_s,
+        receive_blocked_s=taken * model.receive_blocked_s,
+    )
 
 
 def costs_of(demands: Demands) -> Costs:

@@ -11,7 +11,17 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fastload.profiling.verdict.demands import MAKING_STAGES, PACKED, Costs, Demands, costs_of
+from fastload.profiling.verdict.demands import (
+    MAKING_STAGES,
+    PACKED,
+    Costs,
+    Demands,
+    costs_of,
+    loop_packed,
+    loop_with_channels_last,
+    loop_with_one_tensor,
+    saved_by_channels_last_s,
+)
 from fastload.profiling.verdict.loop_model import LoopModel
 from fastload.profiling.verdict.sentences import (
     FASTLOAD_HELPS,
@@ -177,7 +187,7 @@ def _judged_by_waits(demands: Demands, step_s: float, waited_s: float) -> Verdic
 def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> Iterable[Remedy]:
     """Yields every change that saves any time, with the predicted time of a step after it, `best_s` at best."""
     model = costs.model
-    saved_s = costs.saved_by_channels_last_s(demands)
+    saved_s = saved_by_channels_last_s(costs, demands)
 
     def remedy(
         cause: str, after: LoopModel, workers: int = 0, *, channels_last: bool = False, rest: float = costs.rest
@@ -198,13 +208,13 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
         if seconds[cause] > 0:
             # What the model does not explain is taken for contention with workers, where the step was played without.
             rest = 1.0 if demands.packs_transform and demands.by_format is not None else costs.rest
-            packed = remedy(cause, costs.packed(demands), channels_last=True, rest=rest)
+            packed = remedy(cause, loop_packed(costs, demands), channels_last=True, rest=rest)
             if demands.packs_transform and not demands.plain.lists_transforms:
-                kept = remedy(cause, costs.packed(replace(demands, keeps_transform=True)), channels_last=True)
+                kept = remedy(cause, loop_packed(costs, replace(demands, keeps_transform=True)), channels_last=True)
                 packed = replace(packed, least_gain=min(packed.gain, kept.gain))
             yield packed
     if demands.by_format is not None and demands.channels > 1 and saved_s > demands.by_format.convert_s:
-        yield remedy("compute", costs.with_channels_last(demands), channels_last=True)
+        yield remedy("compute", loop_with_channels_last(costs, demands), channels_last=True)
     for cause in (*_MADE, "copy to the device"):
         if cause == WAITING or (packs and cause in PACKED) or (demands.packs_transform and cause == "transform"):
             continue  # the one more workers hide; of the others there was one change
@@ -213,7 +223,7 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
         # Threads hand nothing over: the batch stays in the memory in which it was made.
         if seconds[cause] > 0 and not (cause == "hand-over" and demands.by_threads):
             one_tensor = demands.as_one_tensor if cause == "hand-over" else None
-            after = costs.with_one_tensor(demands, one_tensor) if one_tensor else costs.without(cause)
+            after = loop_with_one_tensor(costs, demands, one_tensor) if one_tensor else costs.without(cause)
             if cause == "transform" and demands.is_fastload and not demands.by_threads:  # threads take over at once
                 after = replace(after, startup_s=0.0, restart_s=0.0)
             if cause == NETWORK:  # the first batch of an epoch waits for it, too

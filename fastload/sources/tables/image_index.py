@@ -52,7 +52,7 @@ class ImageIndex:
         self.loose = False  # whether numbers without zeros, or names in another case, show which column names images
         self._loosely = 0  # cells since `find` began that only `_LOOSELY` finds
         if tree not in _TABLES:
-            paths = {tree.names[i]: i for i in tree.images().tolist()}
+            paths = {tree.names[i]: i for i in tree.images.tolist()}
             _TABLES[tree] = paths, {}, _top(tree, paths)
         self._paths, self._lookups, self._top = _TABLES[tree]
 
@@ -105,14 +105,14 @@ class ImageIndex:
             if self.base + cell in self._paths:
                 whole += 1
                 continue
-            below = self._below(path) if path.startswith("/") or _DRIVE.match(path) else path
+            below = _below(self.tree, path) if path.startswith("/") or _DRIVE.match(path) else path
             if below is None:
                 whole += is_image(cell)  # it names an image outside of the tree, which `find` reports
-            elif any(self._candidates(variant, _whole) for variant in self._variants(below)) or (
+            elif any(self._candidates(variant, _whole) for variant in _variants(below, self.legacy)) or (
                 is_image(below) and self._candidates(below, _whole_loosely)
             ):
                 whole += 1
-            elif any(self._candidates(bare, _bare) for bare in self._variants(_stem(below))) or (
+            elif any(self._candidates(bare, _bare) for bare in _variants(_stem(below), self.legacy)) or (
                 self.loose and any(self._candidates(_stem(below), how) for how in _LOOSELY)
             ):
                 stem += 1
@@ -137,7 +137,7 @@ class ImageIndex:
         path = _plain(cell)
         wrong = ""
         if path.startswith("/") or _DRIVE.match(path):
-            if (below := self._below(path)) is not None:
+            if (below := _below(self.tree, path)) is not None:
                 return self._paths.get(below, -1)
             wrong = "lies outside"
         elif posixpath.normpath(self.base + path).startswith("../") or posixpath.normpath(self.base + path) == "..":
@@ -154,28 +154,12 @@ class ImageIndex:
             if inside in self._paths:
                 return self._paths[inside]
         for ways in (_EXACTLY, _LOOSELY):
-            for variant in self._variants(path):
+            for variant in _variants(path, self.legacy):
                 for how in ways:
                     if candidates := self._candidates(variant, how):
                         self._loosely += ways is _LOOSELY
                         return self._choose(candidates, split, masks)
         return -1
-
-    def _below(self, path: str) -> str | None:
-        if not self.tree.in_place:
-            return None
-        top = os.path.abspath(self.tree.path)
-        path = posixpath.normpath(path)
-        return path[len(top) + 1 :] if path.startswith(top + "/") else None
-
-    def _variants(self, path: str) -> list[str]:
-        if path.isascii():
-            # pandas writes whole numbers as 1.0 if the column has missing ones.
-            return [path, path[:-2]] if path.endswith(".0") and path[:-2].isdecimal() else [path]
-        # macOS splits accents
-        variants = [path, unicodedata.normalize("NFC", path), unicodedata.normalize("NFD", path)]
-        raw = [path.encode(self.legacy, "ignore").decode("utf-8", "surrogateescape")] if self.legacy else []
-        return variants + raw
 
     def _candidates(self, path: str, how: Callable[[str], str]) -> list[int]:
         """Returns the images whose name (by `how`) equals a path's, and whose folder ends with the path's folder."""
@@ -229,6 +213,26 @@ def _top(tree: Tree, paths: Iterable[str]) -> str:
         return f"{tree.path}/"
     own = f"{tree.path.absolute().name}/"
     return "" if tree.archive or any(path.startswith(own) for path in paths) else own
+
+
+def _below(tree: Tree, path: str) -> str | None:
+    """Returns an absolute path relative to the folder of the tree, or None if it is not in there."""
+    if not tree.in_place:
+        return None
+    top = os.path.abspath(tree.path)
+    path = posixpath.normpath(path)
+    return path[len(top) + 1 :] if path.startswith(top + "/") else None
+
+
+def _variants(path: str, legacy: str) -> list[str]:
+    """Returns the ways in which the path of a cell may be written; `legacy` as in `ImageIndex`."""
+    if path.isascii():
+        # pandas writes whole numbers as 1.0 if the column has missing ones.
+        return [path, path[:-2]] if path.endswith(".0") and path[:-2].isdecimal() else [path]
+    # macOS splits accents
+    variants = [path, unicodedata.normalize("NFC", path), unicodedata.normalize("NFD", path)]
+    raw = [path.encode(legacy, "ignore").decode("utf-8", "surrogateescape")] if legacy else []
+    return variants + raw
 
 
 def _plain(cell: str) -> str:

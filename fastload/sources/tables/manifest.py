@@ -93,7 +93,7 @@ def manifest_evidence(tree: Tree) -> list[str]:
     if tree.file:
         return [tree.file] if tree.file.lower().endswith((*DELIMITED, *JSON_LINES)) else []
     positions = [i for i in _table_positions(tree) if not _is_sample(tree.names[i])]
-    if not positions or not len(tree.images()):
+    if not positions or not len(tree.images):
         return []
     index, classed = ImageIndex(tree), in_class_folders(tree)
     index.loose = not classed
@@ -121,7 +121,7 @@ def manifest_evidence(tree: Tree) -> list[str]:
             f"{tree.given}: two layouts fit: manifest by {first_few(found)}, which names about {named} images, and "
             f"folder by class folders with {classed}. Say which one it is: `--layout manifest` or `--layout folder`."
         )
-    images = [tree.names[i] for i in tree.images().tolist()] if splits == {"test"} else []
+    images = [tree.names[i] for i in tree.images.tolist()] if splits == {"test"} else []
     if rest := [name for name, split in zip(images, folder_splits(images), strict=True) if split in ("train", "val")]:
         raise SourceError(
             f"{tree.given}: {first_few(found)} names images of the test split alone, and there are {len(rest)} others, "
@@ -333,7 +333,7 @@ def _image_column(rows: ParsedTable, index: ImageIndex, count: int) -> str:
             stem = 0
         if not whole and stem and usual == len(IMAGE_COLUMNS):
             named = count * stem / len(some)
-            images = [index.tree.names[i] for i in index.tree.images().tolist()]
+            images = [index.tree.names[i] for i in index.tree.images.tolist()]
             split = split_of_name(rows.path)
             # A table that is named after a split may name only the images in folders of that.
             nameable = (folder_splits(images).count(split) if split else 0) or len(images)
@@ -481,7 +481,7 @@ def _read_tables(draft: Draft, tree: Tree, options: SourceOptions) -> tuple[_Row
     images = open_tree(options.root or tree.path) if outside else tree
     draft.trees.append(images)
     index = ImageIndex(images)
-    index.loose = bool(tree.file) or (len(images.images()) > 0 and not in_class_folders(images))
+    index.loose = bool(tree.file) or (len(images.images) > 0 and not in_class_folders(images))
     tables = find_tables(draft, tree, options, lambda base: index.at("" if outside else base))
     by = " and ".join(dict.fromkeys(repr(table.image) for table in tables))
     shown = first_few([key_of(table.name) for table in tables])

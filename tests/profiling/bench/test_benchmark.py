@@ -12,6 +12,8 @@ from small_files import write_foreign
 
 from fastload import FormatError, MissingFileError, OptionError, SourceError, pack_images
 from fastload.format.header import read_header
+from fastload.format.ragged import Column
+from fastload.format.writer import create_file
 from fastload.profiling.bench.alone import BareTake
 from fastload.profiling.bench.benchmark import fault_facts, rival_table, run_bench
 from fastload.profiling.bench.passes import repeat_epochs, run_for
@@ -185,10 +187,15 @@ def test_a_file_that_is_not_there_or_has_no_images_or_no_such_source_is_refused(
         file["numbers"] = np.arange(10)
     with pytest.raises(FormatError, match="no dataset `images`"):
         run_bench(tmp_path / "numbers.h5", quick())
-    with h5py.File(packed_copy, "r+") as file:
-        del file["images"]
+    columns = {
+        "labels": Column(np.arange(64)),
+        "key": Column(np.array([f"{i:02d}".encode() for i in range(64)])),
+        "digest": Column(np.zeros(64, np.uint64)),
+    }
+    attrs = {"decoder": "none", "source_layout": "arrays", "pack_options": "{}", "seed": 0, "shuffled": True}
+    create_file(tmp_path / "tokens.h5", num_rows=64, pixels={}, columns=columns, attrs=attrs)
     with pytest.raises(OptionError, match="has no dataset `images`, only labels"):
-        run_bench(packed_copy, quick())
+        run_bench(tmp_path / "tokens.h5", quick())
 
 
 def test_the_bare_copy_is_that_of_the_rows(packed):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from fastload.profiling.doctor import injected, step_trial
 from fastload.profiling.doctor.injected import step_operations
-from fastload.profiling.doctor.injected.step_operations import StepRecorder
+from fastload.profiling.doctor.injected.step_operations import StepRecorder, _Tensors
 from fastload.profiling.doctor.injected.timed_calls import thread
 from fastload.profiling.doctor.step_trial import Recorded, Replay, TrialStep, measure_formats, torch_threads
 
@@ -198,7 +198,7 @@ def test_a_step_with_what_is_not_written_down_goes_on_and_is_not_recorded(record
 
 
 def test_a_step_goes_on_where_recording_fails(recorded, tmp_path, monkeypatch):
-    monkeypatch.setattr(StepRecorder, "_plain", lambda self, value: 1 // 0)
+    monkeypatch.setattr(_Tensors, "plain", lambda self, value: 1 // 0)
     assert recorded(train) is None
     assert events_of(tmp_path, "fault")[0]["what"].startswith("operations: ZeroDivisionError")
 

@@ -108,7 +108,7 @@ def test_what_the_system_does_not_tell_is_named_and_what_could_be_read_once_is_t
     monkeypatch.setattr("psutil.disk_io_counters", disks)
     silent, sampler = Sampler(nvml=FakeNvml(), visible="0"), Sampler(nvml=FakeNvml(), visible="0")
     for one in [silent] * 3 + [sampler] * 4:
-        one._slow_due_s = 0
+        one._counters._slow_due_s = 0
         assert "gpu0.power_w" in one.read()
     assert silent.absent == {"disk_busy_percent": "NotImplementedError: couldn't find /proc/diskstats"}
     assert sampler.absent == {} and disks.call_count == 5 and "cpu_percent" in sampler.readings[-1]

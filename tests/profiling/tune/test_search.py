@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,6 +128,17 @@ def test_a_split_is_named_in_the_call_also_from_a_cold_cache(packed_file):
     path = packed_file(rows=100, splits={"train": 80, "val": 20}, chunk_rows=10)
     result = Search(path, TuneOptions(seconds=0.5, split="train", cold=True)).run()
     assert f'FastLoader(PackedDataset("{path}", split="train"), batch_size=10' in result.call
+
+
+def test_a_way_to_read_is_named_in_the_call_where_it_belongs(packed):
+    plain = Search(packed)
+    assert f'FastLoader(PackedDataset("{packed}", read="pread"), batch_size=' in plain.call(
+        replace(plain.default, read="pread")
+    )
+    assert "PackedDataset" not in plain.call(plain.default)
+    of_dataset = Search(PackedDataset(packed, fields=["images"]).select(range(99)))
+    with closing(of_dataset._loader(replace(of_dataset.default, read="pread"))) as loader:
+        assert loader.dataset.read == "pread" and len(loader.dataset) == 99
 
 
 @pytest.mark.parametrize(

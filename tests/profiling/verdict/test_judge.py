@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.profiling.verdict import CAUSES, Demands, judge
-from fastload.profiling.verdict.demands import costs_of
+from fastload.profiling.verdict.demands import costs_of, loop_packed
 from fastload.profiling.verdict.loop_model import FastLoaderCosts, FormatCosts, WorkerCosts
 from fastload.profiling.verdict.replacement import PlainLoader, to_type
 from fastload.profiling.verdict.sentences import OTHER_PROGRAMS, change_for
@@ -156,9 +156,9 @@ def test_a_fastloader_is_not_told_to_use_fastload():
 def test_a_fastloader_starts_no_processes_unless_it_runs_the_datasets_own_transforms():
     base = demands(wait=45, decoding=(90, 0), transform=(4, 0), startups=(600, 600))
     base = replace(base, by_fastloader=FastLoaderCosts(Work(MS)), keeps_transform=False)
-    model = costs_of(base).packed(base)
+    model = loop_packed(costs_of(base), base)
     assert (model.startup_s, model.restart_s, model.end_s) == (0.0, 0.0, 0.0)
-    kept = costs_of(base).packed(replace(base, keeps_transform=True))
+    kept = loop_packed(costs_of(base), replace(base, keeps_transform=True))
     assert kept.startup_s > 0 and kept.restart_s == 0.0
 
 

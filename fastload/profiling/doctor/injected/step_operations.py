@@ -12,11 +12,53 @@ from .timed_calls import thread, waited_s
 _MOST = 20_000  # operations; a step of more is not recorded
 _DISPATCH_S = 1.5e-5  # that torch takes to give an operation to us; measured: 10 to 25 us
 _SKIPPED = ("profiler.",)  # namespaces of operations that compute nothing
+_IMAGES = 0  # the number of the batch's images among the tensors
 _BY_NAME = ("dtype", "device", "layout", "memory_format")  # types of torch that are written down as names
 
 
 class _NotWritten(Exception):
     """An argument that is not written down, such as a tensor on a device, or a generator of random numbers."""
+
+
+class _Tensors:
+    """The tensors of a step, numbered; the first are the images.
+
+    Attributes:
+        written: [shape, dtype, strides] of each, once for each operation that returned it.
+    """
+
+    def __init__(self, *tensors: Any) -> None:
+        self.written: list[Any] = []
+        self._known: dict[Any, int] = {}  # the latest number of the tensor that lies at an address in such a way
+        for tensor in tensors:
+            self.number_of(tensor)
+
+    def plain(self, value: Any) -> Any:
+        """Returns an argument as JSON has it; tensors as {"tensor": number}."""
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, (list, tuple)):
+            return [self.plain(one) for one in value]
+        if isinstance(value, dict):
+            return {name: self.plain(one) for name, one in value.items()}
+        if hasattr(value, "data_ptr"):
+            return {"tensor": self.number_of(value)}
+        if type(value).__name__ in _BY_NAME:
+            return {type(value).__name__: str(value).replace("torch.", "")}
+        raise _NotWritten
+
+    def number_of(self, tensor: Any, *, new: bool = False) -> int:
+        """Returns the number of a tensor; `new`: an operation has returned it."""
+        if tensor.device.type != "cpu":
+            raise _NotWritten
+        shape, dtype, strides = list(tensor.shape), str(tensor.dtype).replace("torch.", ""), list(tensor.stride())
+        place = tensor.data_ptr(), tuple(shape), dtype, tuple(strides)
+        if new or place not in self._known:
+            if not new and self.written and [shape, dtype, strides] == self.written[_IMAGES]:
+                return _IMAGES  # of a loader that reads ahead: the step is of the batch before
+            self._known[place] = len(self.written)
+            self.written.append([shape, dtype, strides])
+        return self._known[place]
 
 
 class StepRecorder:
@@ -29,10 +71,7 @@ class StepRecorder:
     def __init__(self, loader: int, images: Any) -> None:
         self.loader = loader
         self._operations: list[Any] = []
-        self._tensors: list[Any] = []  # [shape, dtype, strides] of each, once for each operation that returned it
-        self._known: dict[Any, int] = {}  # the latest number of the tensor that lies at an address in such a way
-        self._failed, self._images = False, 0
-        self._number_of(images)
+        self._failed, self._tensors = False, _Tensors(images)
         self._mode = _mode_class()(self)
         self._mode.__enter__()
         self._begun, self._busy = _now(), 0.0  # seconds in operations, in recording them, and in pauses
@@ -88,8 +127,8 @@ class StepRecorder:
         if not self._failed:
             between = _now() - self._begun - self._busy - _DISPATCH_S * len(self._operations)
             events.write({
-                "e": "operations", "id": self.loader, "images": self._images, "between": max(0.0, between),
-                "tensors": self._tensors, "operations": self._operations,
+                "e": "operations", "id": self.loader, "images": _IMAGES, "between": max(0.0, between),
+                "tensors": self._tensors.written, "operations": self._operations,
                 "threads": sys.modules["torch"].get_num_threads(),
             })  # fmt: skip
 
@@ -110,9 +149,9 @@ class StepRecorder:
         if self._failed or name.startswith(_SKIPPED):
             return
         try:
-            given = self._plain(args), self._plain(kwargs)
+            given = self._tensors.plain(args), self._tensors.plain(kwargs)
             results = result if isinstance(result, (list, tuple)) else [result]
-            returned = [self._number_of(one, new=True) if hasattr(one, "data_ptr") else None for one in results]
+            returned = [self._tensors.number_of(one, new=True) if hasattr(one, "data_ptr") else None for one in results]
             self._operations.append([name, *given, returned])
             self._failed = len(self._operations) > _MOST
         except _NotWritten:
@@ -121,33 +160,7 @@ class StepRecorder:
             note_fault("operations")
             self._failed = True
         if self._failed:
-            self._operations, self._tensors, self._known = [], [], {}
-
-    def _plain(self, value: Any) -> Any:
-        """Returns an argument as JSON has it; tensors as {"tensor": number}."""
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return value
-        if isinstance(value, (list, tuple)):
-            return [self._plain(one) for one in value]
-        if isinstance(value, dict):
-            return {name: self._plain(one) for name, one in value.items()}
-        if hasattr(value, "data_ptr"):
-            return {"tensor": self._number_of(value)}
-        if type(value).__name__ in _BY_NAME:
-            return {type(value).__name__: str(value).replace("torch.", "")}
-        raise _NotWritten
-
-    def _number_of(self, tensor: Any, *, new: bool = False) -> int:
-        if tensor.device.type != "cpu":
-            raise _NotWritten
-        shape, dtype, strides = list(tensor.shape), str(tensor.dtype).replace("torch.", ""), list(tensor.stride())
-        place = tensor.data_ptr(), tuple(shape), dtype, tuple(strides)
-        if new or place not in self._known:
-            if not new and self._tensors and [shape, dtype, strides] == self._tensors[self._images]:
-                return self._images  # of a loader that reads ahead: the step is of the batch before
-            self._known[place] = len(self._tensors)
-            self._tensors.append([shape, dtype, strides])
-        return self._known[place]
+            self._operations, self._tensors = [], _Tensors()
 
 
 def _now() -> float:

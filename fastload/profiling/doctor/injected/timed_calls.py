@@ -100,10 +100,6 @@ class ProcessTotals(OpenFetch):
     """
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Begins anew, in a forked process too: it has no loop, no threads and no locks of its parent."""
         super().__init__()
         self.active = False  # whether a loader is at work in this process
         self.guard = threading.Lock()
@@ -111,6 +107,10 @@ class ProcessTotals(OpenFetch):
         self._h5_since = 0.0
         self.h5_threads: set[int] = set()  # that were in h5py
         self.handed_over = 0.0  # CPU seconds of part `out` when the last batch was made
+
+    def reset(self) -> None:
+        """Begins anew, in a forked process too: it has no loop, no threads and no locks of its parent."""
+        vars(self).update(vars(ProcessTotals()))
 
     def add(self, part: str, wall: float, cpu: float) -> None:
         with self.guard:
