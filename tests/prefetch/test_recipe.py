@@ -85,6 +85,26 @@ CASES = {
         {"device": True, "cache": "device", "echo": 2}, "WriteFacts WriteIndex ReadTexts DrawNumbers",
         side_stream="CopySlot HoldCached", use="GatherCached Transform", fields=("images", "key"),
     ),
+    "raw, device, transformed": Case(
+        {"device": True, "transform": TRAINING}, "WriteFacts GatherRows DrawNumbers",
+        side_stream="CopySlot Transform",
+    ),
+    "raw, device, mixed": Case(
+        {"device": True, "transform": [MixUp(num_classes=3)]}, "WriteFacts GatherRows DrawNumbers",
+        side_stream="CopySlot", use="Transform",
+    ),
+    "raw, cached on the device": Case(
+        {"device": True, "transform": TRAINING, "cache": "device"}, "WriteFacts WriteIndex DrawNumbers",
+        side_stream="CopySlot GatherCached Transform",
+    ),
+    "raw, cached on the host": Case(
+        {"device": True, "transform": TRAINING, "cache": "host"}, "WriteFacts WriteIndex DrawNumbers",
+        side_stream="CopySlot FetchCached Transform",
+    ),
+    "JPEGs, device": Case(
+        {"transform": TRAINING, "device": True}, "WriteFacts GatherRows CutRows Store DrawNumbers",
+        side_stream="CopySlot Transform", data="jpegs",
+    ),
     "JPEGs": Case({"transform": TRAINING}, "GatherRows CutRows TransformInThread Store Present", data="jpegs"),
     "JPEGs, no more than cut": Case({"transform": [Resize((9, 9))]}, "GatherRows CutRows Store Present", data="jpegs"),
     "JPEGs, echoed": Case(
@@ -122,7 +142,8 @@ CASES = {
     "a Python dataset": Case({}, process="Samples", data="python"),
     "a Python dataset, transformed": Case({"transform": [Slow()]}, process="Samples", use="Transform", data="python"),
     "a Python dataset, device, echoed": Case(
-        {"transform": TRAINING[1:], "device": True, "echo": 2}, "DrawNumbers", "Samples", "CopySlot", "Transform", "python"
+        {"transform": TRAINING[1:], "device": True, "echo": 2}, "DrawNumbers", process="Samples",
+        side_stream="CopySlot", use="Transform", data="python",
     ),
     "a packed dataset's own transform": Case({}, process="Samples", transform=as_it_is),
 }  # fmt: skip
@@ -139,7 +160,7 @@ def loader_of(case, packed, jpegs):
 
 def name_of(stage: Stage) -> str:
     name = type(stage).__name__
-    return "Transform" if name in ("TransformAtUse", "TransformBatch") else name
+    return "Transform" if name == "TransformBatch" else name
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -168,6 +189,8 @@ def line_of(loader, stage):
 def test_what_stands_behind_a_stage_is_true_of_this_loader(packed, jpegs):
     slow = FastLoader(packed, 4, transform=[*TRAINING, Slow()])
     assert "Slow" in line_of(slow, "Transform") and "RandomResizedCrop" not in line_of(slow, "Transform")
+    mixed = line_of(FastLoader(packed, 4, transform=[*TRAINING, MixUp(num_classes=3)], device=Device()), "Transform")
+    assert "MixUp" in mixed and "RandomResizedCrop" not in mixed
     assert "echo" in line_of(FastLoader(packed, 4, transform=TRAINING, echo=2), "Transform")
     in_threads = line_of(FastLoader(packed, 4, transform=TRAINING), "TransformInThread")
     assert "RandomResizedCrop, RandomHorizontalFlip, Normalize" in in_threads
