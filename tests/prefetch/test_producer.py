@@ -1,5 +1,5 @@
 """What a producer makes of a pool's works: right batches on a device that is as slow as the rules allow, each slot back
-once; and what is on the CPU stays where it is. By the loop itself, and by the thread that brings batches to a device."""
+once; on the CPU they stay where they are. By the loop itself, and by the thread that brings batches to a device."""
 
 from __future__ import annotations
 
