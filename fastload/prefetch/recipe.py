@@ -7,12 +7,13 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from fastload.errors import OptionError, level_of_the_user
+from fastload.format.header import PackedFile
 from fastload.plan import PlannedBatch, rank_share
 from fastload.prefetch.augmentation import Augmentation
 from fastload.prefetch.inputs import PackedInput
@@ -34,7 +35,7 @@ from fastload.prefetch.stages.own_sizes import (
 )
 from fastload.prefetch.stages.rows import GatherRows, MappedImages, Present, ReadTexts, Store, WhileHeld, WriteFacts
 from fastload.prefetch.stages.samples import Samples
-from fastload.prefetch.stages.to_device import CopySlot
+from fastload.prefetch.stages.to_device import CopySlot, OnSideStream
 from fastload.prefetch.stages.transform import DrawNumbers, TransformBatch, TransformInThread
 from fastload.system import native
 from fastload.transforms import ImageSpec, check_pipeline
@@ -77,10 +78,9 @@ class Recipe:
 
     def describe(self) -> str:
         """Returns a line a stage: its name, where it runs, and why it is there."""
-        steps = [step for stage in self.stages for step in stage.steps()]
-        width = max(len(type(step).__name__) for step in steps)
-        where = max(len(step.where.value) for step in steps)
-        lines = [f"{type(one).__name__:{width}}  {one.where.value:{where}}  {one.why}".rstrip() for one in steps]
+        steps = [(type(step).__name__, stage.where.value, step.why) for stage in self.stages for step in stage.steps()]
+        width, where = (max(len(step[part]) for step in steps) for part in (0, 1))
+        lines = [f"{name:{width}}  {place:{where}}  {why}".rstrip() for name, place, why in steps]
         return "\n".join(lines)
 
 
@@ -109,50 +109,25 @@ def make_recipe(options: Resolved) -> Recipe:
         # On the CPU flips cost nothing more there; elsewhere each echo flips anew.
         head = head.with_flips() if in_threads and not own_sizes else head
         augmentation = replace(augmentation, done=head.count)
-    left = augmentation.transforms[augmentation.done :]
     by_device = isinstance(data, PackedInput) and _decodes_on_device(options, data, head)
     if packed is None:
         return _of_samples(options, augmentation)
     if options.cache is not None:
         return _of_cache(options, packed, augmentation)
-    dataset, names = packed.dataset, [name for name, _, _ in packed.dataset.layout()]
-    use: list[Stage] = []
     if own_sizes:
         assert head is not None, "it may be empty"
-        pads, at_use = options.form.kind == "pad", Where.USE
-        apart: tuple[str, ...] = PIXELS
-        each, pad = TransformEach(packed, augmentation, at_use), PadImages(options.form, data.ignore_index, at_use)
-        leaves = backend is None and in_threads and pads
-        made: list[Stage] = [DecodeOwnSizes(packed, augmentation, head, leaves=leaves)]
-        if in_threads:
-            each.where = pad.where = Where.THREAD
-            made += [each] * bool(left) + [pad] * pads
-        else:
-            use = [each] * bool(left) + [pad] * pads
-        made += [SendPixels()] * (backend is not None) + [SetPixelsApart()]
-        use = [JoinPixels(), *use, SaySizes(options.form)]
+        parts = _of_own_sizes(options, packed, augmentation, head, in_threads=in_threads)
     elif by_device:
         assert backend is not None, "it decodes"
-        apart = ("images",)
-        made = [DecodeOnDevice(packed, backend, augmentation, head)]
-        use = [JoinPixels(), TransformBatch(augmentation, "the same kernel cuts the decoded images")]
+        why = "the same kernel cuts the decoded images"
+        decode = DecodeOnDevice(packed, backend, augmentation, head)
+        parts = _Parts(("images",), [decode], [JoinPixels(), TransformBatch(augmentation, why)])
     else:
-        ragged = [name for name in PIXELS if name in dataset.file.fields and dataset.file.fields[name].ragged]
-        apart, rest = tuple(ragged) if head is not None else (), left if in_threads else ()
-        made = [CutRows(dataset, augmentation, head, rest)] if head is not None else []
-        mapped = MappedImages(dataset.file) if rest and head is None else None
-        made += [TransformInThread(augmentation, mapped)] if rest else []
-        if left and not in_threads:
-            use = [_transform_batch(options, augmentation)]
-    computes = bool(made)
-    gathered = [name for name in names if name not in apart]
-    if computes:
-        source = mapped if not own_sizes and not by_device else None
-        reading: list[Stage] = [
-            WhileHeld([GatherRows(dataset, gathered, into_slot=False, mapped=source), *made, Store()])
-        ]
-    else:
-        reading = [GatherRows(dataset, gathered, into_slot=True)]
+        parts = _of_one_size(options, packed, augmentation, head, in_threads=in_threads)
+    dataset, computes = packed.dataset, bool(parts.made)
+    gathered = [name for name, _, _ in dataset.layout() if name not in parts.apart]
+    gather = GatherRows(dataset, gathered, into_slot=not computes, mapped=parts.mapped)
+    reading: list[Stage] = [WhileHeld([gather, *parts.made, Store()]) if computes else gather]
     reading += [ReadTexts(dataset, options.read, alone=False)] if dataset.text_fields else []
     file = None if computes else dataset.file
     workers = options.workers or default_workers(
@@ -163,15 +138,15 @@ def make_recipe(options: Resolved) -> Recipe:
         to_device=backend is not None and not by_device,
     )
     if backend is None:
-        stages = [*reading, Present(file), *use]
+        stages = [*reading, Present(file), *parts.use]
     else:
         spec = head.spec if head is not None else None
         if spec is None and "images" in dataset.fields:
             shape, dtype = packed.image_spec()
             spec = ImageSpec(*shape, dtype)
-        draws = [DrawNumbers(augmentation, options.uses, spec)] if use and not own_sizes else []
-        again = any(stage.where is Where.SIDE_STREAM for stage in use)
-        stages = [WriteFacts(), *reading, *draws, CopySlot(backend, file, again=again), *use]
+        draws = [DrawNumbers(augmentation, options.uses, spec)] if parts.use and not own_sizes else []
+        stages = [WriteFacts(), *reading, *draws, *_on_device(options, augmentation, file, [], parts.use)]
+    stages += [SaySizes(options.form)] if own_sizes else []
     return Recipe(
         tuple(stages),
         augmentation,
@@ -184,15 +159,68 @@ def make_recipe(options: Resolved) -> Recipe:
     )
 
 
+class _Parts(NamedTuple):
+    """What differs among recipes of packed rows."""
+
+    apart: tuple[str, ...]  # fields that are not gathered with the others
+    made: list[Stage]  # by the threads, behind the gathering
+    use: list[Stage]  # for each use, or on the side stream
+    mapped: MappedImages | None = None  # images that the transforms take from where they lie
+
+
+def _of_own_sizes(
+    options: Resolved, packed: PackedInput, augmentation: Augmentation, head: SizeHead, *, in_threads: bool
+) -> _Parts:
+    """Returns the stages of images that keep sizes of their own."""
+    form, index, on_device = options.form, packed.ignore_index, options.backend is not None
+    pads, left = form.kind == "pad", bool(augmentation.transforms[augmentation.done :])
+    where = Where.THREAD if in_threads else Where.USE
+    pads_on_way = on_device and pads and not left and options.echo == 1
+    here: list[Stage] = [TransformEach(packed, augmentation, where)] * left
+    here += [PadImages(form, index, where, on_device=on_device)] * (pads and not pads_on_way)
+    # Images leave the thread's memory before it begins its next batch, where they are padded or sent.
+    made: list[Stage] = [DecodeOwnSizes(packed, augmentation, head, leaves=on_device or (in_threads and pads))]
+    made += here if in_threads else []
+    made += [SendPixels(form if pads_on_way else None, index)] if on_device else []
+    return _Parts(PIXELS, [*made, SetPixelsApart()], [JoinPixels(), *([] if in_threads else here)])
+
+
+def _of_one_size(
+    options: Resolved, packed: PackedInput, augmentation: Augmentation, head: SizeHead | None, *, in_threads: bool
+) -> _Parts:
+    """Returns the stages of images of one size, or of those that the first transforms give one."""
+    left, dataset = augmentation.transforms[augmentation.done :], packed.dataset
+    rest = left if in_threads else ()
+    ragged = [name for name in PIXELS if name in dataset.file.fields and dataset.file.fields[name].ragged]
+    mapped = MappedImages(dataset.file) if rest and head is None else None
+    made: list[Stage] = [CutRows(dataset, augmentation, head, rest)] if head is not None else []
+    made += [TransformInThread(augmentation, mapped)] if rest else []
+    use: list[Stage] = [_transform_batch(options, augmentation)] if left and not in_threads else []
+    return _Parts(tuple(ragged) if head is not None else (), made, use, mapped)
+
+
+def _on_device(
+    options: Resolved, augmentation: Augmentation, file: PackedFile | None, fetch: list[Stage], use: list[Stage]
+) -> list[Stage]:
+    """Returns the stages of a batch from its slot to the loop; `fetch`: those behind the copy."""
+    backend = options.backend
+    assert backend is not None, "there is a device"
+    left = augmentation.transforms[augmentation.done :]
+    in_any_thread = all(getattr(one, "thread_safe", False) for one in left) and not augmentation.mixes
+    if use and options.echo == 1 and in_any_thread:
+        return [CopySlot(backend, file, again=True), *fetch, OnSideStream(backend, use)]
+    return [CopySlot(backend, file, again=False), *fetch, *use]
+
+
 def _of_samples(options: Resolved, augmentation: Augmentation) -> Recipe:
     """Returns the recipe for samples that Python code makes; their form is known with the first one."""
     backend, transforms = options.backend, augmentation.transforms
     stages: list[Stage] = [Samples(options.data)]
+    use: list[Stage] = [_transform_batch(options, augmentation)] if transforms else []
     if backend is not None:
         stages += [DrawNumbers(augmentation, options.uses, None)] if transforms else []
-        again = bool(transforms) and _on_side_stream(options, augmentation)
-        stages += [CopySlot(backend, None, again=again)]
-    stages += [_transform_batch(options, augmentation)] if transforms else []
+        use = _on_device(options, augmentation, None, [], use)
+    stages += use
     workers = options.workers or default_workers(options.data, options.plan.batch_size, computing=True, to_device=False)
     return Recipe(tuple(stages), augmentation, workers=workers, threads=1, ahead=workers)
 
@@ -205,14 +233,11 @@ def _of_cache(options: Resolved, packed: PackedInput, augmentation: Augmentation
     spec = ImageSpec(*shape, dtype) if "images" in dataset.fields else None
     stages: list[Stage] = [WriteFacts(), WriteIndex(dataset, location)]
     stages += [ReadTexts(dataset, options.read, alone=True)] if dataset.text_fields else []
-    on_side = _on_side_stream(options, augmentation)
-    stages += [DrawNumbers(augmentation, options.uses, spec), CopySlot(backend, None, again=on_side)]
-    if location == "host":
-        stages.append(FetchCached(backend))
-    else:
-        gather = GatherCached(backend if on_side else None)
-        stages += [gather] if on_side else [HoldCached(), gather]
-    stages.append(_transform_batch(options, augmentation))
+    stages.append(DrawNumbers(augmentation, options.uses, spec))
+    fetch: list[Stage] = [FetchCached(backend) if location == "host" else HoldCached()]
+    use: list[Stage] = [GatherCached()] if location == "device" else []
+    use.append(_transform_batch(options, augmentation))
+    stages += _on_device(options, augmentation, None, fetch, use)
     workers = options.workers or default_workers(
         packed, options.plan.batch_size, computing=packed.ragged, to_device=True
     )
@@ -311,25 +336,18 @@ def as_list(transforms: object) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def _on_side_stream(options: Resolved, augmentation: Augmentation) -> bool:
-    """Whether the transforms of a batch may run on the side stream: used once, nothing of the user's in them."""
-    left = augmentation.transforms[augmentation.done :]
-    in_any_thread = all(getattr(one, "thread_safe", False) for one in left) and not augmentation.mixes
-    return options.backend is not None and options.echo == 1 and in_any_thread
-
-
 def _transform_batch(options: Resolved, augmentation: Augmentation) -> TransformBatch:
-    """Returns the stage that runs the transforms which no thread runs."""
-    cached = "; the same kernel gathers cached rows" if options.cache is not None else ""
-    if _on_side_stream(options, augmentation):
-        why = f"the loop finds it done, uint8 has crossed the bus{cached}"
-        return TransformBatch(augmentation, why, options.backend)
+    """Returns the stage that runs the transforms which no reading thread runs."""
+    if options.cache is not None:
+        return TransformBatch(augmentation, "the same kernel gathers cached rows")
     if options.echo != 1:
-        return TransformBatch(augmentation, f"each echo draws anew{cached}")
+        return TransformBatch(augmentation, "each echo draws anew")
     in_loop = [one for one in augmentation.transforms if not getattr(one, "thread_safe", False)]
     in_loop += [one for one in augmentation.transforms if getattr(one, "mixes", False)]
-    name = getattr(in_loop[0], "__name__", type(in_loop[0]).__name__) if in_loop else "no transform"
-    return TransformBatch(augmentation, f"{name} runs in the loop's thread{cached}")
+    if not in_loop:
+        return TransformBatch(augmentation, "behind the copy of uint8, before the loop asks")
+    name = getattr(in_loop[0], "__name__", type(in_loop[0]).__name__)
+    return TransformBatch(augmentation, f"{name} runs in the loop's thread")
 
 
 def _decodes_on_device(options: Resolved, packed: PackedInput, head: SizeHead | None) -> bool:

@@ -1,5 +1,6 @@
 /* The inner loops that Python, NumPy and torch cannot run fast enough: rows of a file copied into a batch, and images
- * decoded, cut, resized, turned and normalized, each with a window of its own, in one call without the GIL.
+ * decoded, cut, resized, turned and normalized, each with a window of its own, in one call without the GIL; and what is
+ * drawn for each sample, its place in an epoch and its window.
  *
  * native.py calls it through ctypes; nothing of Python is used here. It is optional: where it is not compiled, NumPy,
  * simplejpeg and TorchScript (`transforms/engine/resample.py`) do the same, and tests hold the two equal.
@@ -421,10 +422,11 @@ static inline int64_t drawn_below(uint64_t key, int64_t high)
     return (int64_t)(((bits >> 32) * wide + ((bits & 0xFFFFFFFF) * wide >> 32)) >> 32);
 }
 
-/* Keys (echoes, count) of samples; `key` is of seed and epoch, `times` may be NULL. */
-EXPORT void fastload_draw_keys(uint64_t key, const int64_t *rows, const int64_t *times, int64_t count, uint64_t echo,
-                               int64_t echoes, uint64_t *keys)
+/* Keys (echoes, count) of samples; `times` may be NULL. */
+EXPORT void fastload_draw_keys(uint64_t seed, uint64_t epoch, const int64_t *rows, const int64_t *times, int64_t count,
+                               uint64_t echo, int64_t echoes, uint64_t *keys)
 {
+    uint64_t key = mixed(mixed(seed) ^ epoch);
     for (int64_t i = 0; i < count; i++) {
         uint64_t of_row = mixed((uint64_t)rows[i] ^ key);
         if (times && times[i] > 0)
@@ -433,6 +435,18 @@ EXPORT void fastload_draw_keys(uint64_t key, const int64_t *rows, const int64_t 
             keys[use * count + i] = mixed(of_row ^ (echo + (uint64_t)use));
     }
 }
+
+/* Mixes each word after an exclusive or with one: keys of a stream, or the bits of a number. */
+EXPORT void fastload_draw_mixed(const uint64_t *words, int64_t count, uint64_t with, uint64_t *output)
+{
+    for (int64_t i = 0; i < count; i++)
+        output[i] = mixed(words[i] ^ with);
+}
+
+/* Bounds of a rectangle's part of an area, and of the logarithm of its first over its second side. */
+typedef struct {
+    double scale[2], log_ratio[2];
+} Shape;
 
 enum { FLIP, RANDOM_CROP, CENTER_CROP, RESIZE, RANDOM_RESIZED_CROP };
 
@@ -444,7 +458,8 @@ typedef struct {
     int64_t padding[4];   /* of a random crop: top, left, bottom, right */
     int64_t option;       /* of a flip its axis; of a random crop whether it pads if needed; of a resize its max_size or 0 */
     double p;             /* of a flip */
-    double scale[2], log_ratio[2], ratio[2]; /* of a random resized crop */
+    Shape shape;          /* of a random resized crop, and its ratios */
+    double ratio[2];
 } Move;
 
 /* Part of a number in which two exponential functions, of some 1e-16 each, may lie to either side of a tie. */
@@ -469,36 +484,65 @@ static int64_t nearest(double x)
     return (int64_t)((x + 0x1p52) - 0x1p52);
 }
 
-/* The square root of an area, rounded to nearest: 0 if that is above `most` or below 1, -1 if it is not sure. */
-static int64_t drawn_side(double area, int64_t most)
+enum { NOT_FOUND, FOUND, NOT_SURE };
+
+/* The square root of an area, rounded to nearest, if that lies within bounds. */
+static int drawn_side(double area, int64_t least, int64_t most, int64_t *side)
 {
-    double side = __builtin_sqrt(area);
-    if (!(side < (double)most + 1))
-        return 0;
-    int64_t rounded = (int64_t)(side + 0.5);
-    double part = side + 0.5 - (double)rounded;
-    if (part < UNSURE * (side + 1) || part > 1 - UNSURE * (side + 1))
-        return -1;
-    return rounded <= most ? rounded : 0;
+    double root = __builtin_sqrt(area);
+    if (!(root < (double)most + 1))
+        return NOT_FOUND;
+    *side = (int64_t)(root + 0.5);
+    double part = root + 0.5 - (double)*side;
+    if (part < UNSURE * (root + 1) || part > 1 - UNSURE * (root + 1))
+        return NOT_SURE;
+    return *side >= least && *side <= most ? FOUND : NOT_FOUND;
+}
+
+/* Two sides of a rectangle within bounds, as `draws.rectangle_sides` draws them by ten attempts. */
+static int draw_rectangle(const Shape *shape, uint64_t key, int64_t area, int64_t least, int64_t most_first,
+                          int64_t most_second, int64_t *first, int64_t *second)
+{
+    for (uint64_t attempt = 0; attempt < 10; attempt++) {
+        double scale = drawn_uniform(mixed(key ^ 2 * attempt)), ratio = drawn_uniform(mixed(key ^ (2 * attempt + 1)));
+        double part = (double)area * (shape->scale[0] + (shape->scale[1] - shape->scale[0]) * scale);
+        double log_ratio = shape->log_ratio[0] + (shape->log_ratio[1] - shape->log_ratio[0]) * ratio;
+        if (!(log_ratio > -700 && log_ratio < 700))
+            return NOT_SURE;
+        double quotient = exponential(log_ratio);
+        int one = drawn_side(part * quotient, least, most_first, first);
+        int other = drawn_side(part / quotient, least, most_second, second);
+        if (one == NOT_SURE || other == NOT_SURE)
+            return NOT_SURE;
+        if (one && other)
+            return FOUND;
+    }
+    return NOT_FOUND;
+}
+
+/* Draws two sides, (count, 2), and whether they were found, (count,); else they are 0. `areas` and `most` are so many
+ * numbers apart, 0: all have one. Returns 0 where a number is not sure: NumPy draws them then. */
+EXPORT int fastload_draw_sides(const uint64_t *keys, int64_t count, const int64_t *areas, int64_t areas_step,
+                               const Shape *shape, int64_t least, const int64_t *most, int64_t most_step,
+                               int64_t *sides, uint8_t *found)
+{
+    for (int64_t i = 0; i < count; i++, areas += areas_step, most += most_step, sides += 2) {
+        int drawn = draw_rectangle(shape, keys[i], *areas, least, most[0], most[1], sides, sides + 1);
+        if (drawn == NOT_SURE)
+            return 0;
+        found[i] = drawn == FOUND;
+        if (!found[i])
+            sides[0] = sides[1] = 0;
+    }
+    return 1;
 }
 
 /* The window of a random resized crop in an image: its first row and column, and its size. 0: it is not sure. */
 static int draw_resized_crop(const Move *move, uint64_t key, const int64_t *size, int64_t *first, int64_t *window)
 {
-    int found = 0;
-    for (uint64_t attempt = 0; attempt < 10 && !found; attempt++) {
-        double scale = drawn_uniform(mixed(key ^ 2 * attempt)), ratio = drawn_uniform(mixed(key ^ (2 * attempt + 1)));
-        double part = (double)(size[0] * size[1]) * (move->scale[0] + (move->scale[1] - move->scale[0]) * scale);
-        double log_ratio = move->log_ratio[0] + (move->log_ratio[1] - move->log_ratio[0]) * ratio;
-        if (!(log_ratio > -700 && log_ratio < 700))
-            return 0;
-        double quotient = exponential(log_ratio);
-        window[0] = drawn_side(part / quotient, size[0]);
-        window[1] = drawn_side(part * quotient, size[1]);
-        if (window[0] < 0 || window[1] < 0)
-            return 0;
-        found = window[0] && window[1];
-    }
+    int found = draw_rectangle(&move->shape, key, size[0] * size[1], 1, size[1], size[0], window + 1, window);
+    if (found == NOT_SURE)
+        return 0;
     if (!found) { /* the largest central part */
         double ratio = (double)size[1] / (double)size[0];
         window[0] = ratio < move->ratio[0] ? nearest((double)size[1] / move->ratio[0]) : size[0];
@@ -529,10 +573,12 @@ static void resized_size(const int64_t *size, int64_t side, int64_t max_size, in
  *
  * sizes: of the images, `sizes_step` numbers apart, 0: all have one.
  * placed: (4, count, 2), first, window, scaled, offset; turned: (count, 2).
+ * table: (count, 10), the same numbers of each sample side by side; may be NULL.
  * Returns 0 where a number is not sure, or a window does not fit: NumPy draws them then.
  */
 EXPORT int fastload_draw_placement(const uint64_t *keys, int64_t count, const int64_t *sizes, int64_t sizes_step,
-                                   const Move *moves, int64_t num_moves, int64_t *placed, uint8_t *turned)
+                                   const Move *moves, int64_t num_moves, int64_t *placed, uint8_t *turned,
+                                   int32_t *table)
 {
     int64_t *firsts = placed, *windows = placed + 2 * count, *scaled = windows + 2 * count;
     int64_t *offsets = scaled + 2 * count;
@@ -593,6 +639,14 @@ EXPORT int fastload_draw_placement(const uint64_t *keys, int64_t count, const in
             if (move->kind == FLIP)
                 turned[move->option] ^= drawn_uniform(key) < move->p;
         }
+        for (int axis = 0; table && axis < 2; axis++, table++) {
+            table[0] = (int32_t)firsts[axis];
+            table[2] = (int32_t)windows[axis];
+            table[4] = (int32_t)scaled[axis];
+            table[6] = (int32_t)offsets[axis];
+            table[8] = turned[axis];
+        }
+        table += table ? 8 : 0;
     }
     return 1;
 }

@@ -1,4 +1,4 @@
-"""The compiled loops of native.c, where they were built: rows copied and images made without the GIL, values permuted.
+"""The compiled loops of native.c, where they were built: rows copied, images made, values permuted, numbers drawn.
 
 Optional: `library` is None where the package was installed without a C compiler, or FASTLOAD_NATIVE=0 is set, and every
 caller uses NumPy, simplejpeg and torch instead then. A checkout has it after `python tools/build_native.py`. No
@@ -74,10 +74,15 @@ def library() -> Any:
     for functions in (found, _keeping_the_gil()):
         functions.fastload_digest.argtypes = (*[pointer] * 3, number, number, small, pointer)
         functions.fastload_digest.restype = None
-        functions.fastload_draw_keys.argtypes = (word, pointer, pointer, number, word, number, pointer)
+        functions.fastload_draw_keys.argtypes = (word, word, pointer, pointer, number, word, number, pointer)
         functions.fastload_draw_keys.restype = None
+        functions.fastload_draw_mixed.argtypes = (pointer, number, word, pointer)
+        functions.fastload_draw_mixed.restype = None
+        functions.fastload_draw_sides.argtypes = (
+            pointer, number, pointer, number, ctypes.c_char_p, number, pointer, number, *[pointer] * 2
+        )  # fmt: skip
         functions.fastload_draw_placement.argtypes = (
-            pointer, number, pointer, number, ctypes.c_char_p, number, pointer, pointer
+            pointer, number, pointer, number, ctypes.c_char_p, number, *[pointer] * 3
         )  # fmt: skip
     found.fastload_crc32c.argtypes, found.fastload_crc32c.restype = (ctypes.c_char_p, number, pointer), ctypes.c_uint32
     found.fastload_place.argtypes = (pointer, pointer, number, pointer, *numbers, *[pointer] * 2, small, *[pointer] * 2)
@@ -289,17 +294,53 @@ def permute(
 
 
 def draw_keys(
-    key: int, rows: NDArray[np.int64], times: NDArray[np.int64] | None, echo: int, echoes: int
+    seed: int, epoch: int, rows: NDArray[np.int64], times: NDArray[np.int64] | None, echo: int, echoes: int
 ) -> NDArray[np.uint64]:
-    """Returns the keys of samples for so many uses from `echo` on, uint64 (echoes * B,); as `Draws` makes them.
+    """Returns the keys of samples for so many uses from `echo` on, uint64 (echoes * B,), as `Draws` makes them.
 
-    `key` is of seed and epoch; rows and times are C-contiguous, (B,).
+    Numbers are below 2**64; rows and times (B,), C-contiguous.
     """
     keys = np.empty(echoes * len(rows), np.uint64)
+    times_at = None if times is None else times.ctypes.data
     _drawing(keys.size).fastload_draw_keys(
-        key, rows.ctypes.data, None if times is None else times.ctypes.data, len(rows), echo, echoes, keys.ctypes.data
+        seed, epoch, rows.ctypes.data, times_at, len(rows), echo, echoes, keys.ctypes.data
     )
     return keys
+
+
+def draw_mixed(words: NDArray[np.uint64], word: int) -> NDArray[np.uint64]:
+    """Returns the mix of `words ^ word`, as `transforms.draws` has it: uint64 of the same shape, C-contiguous both."""
+    mixed = np.empty(words.shape, np.uint64)
+    _drawing(words.size).fastload_draw_mixed(words.ctypes.data, words.size, word, mixed.ctypes.data)
+    return mixed
+
+
+_SHAPE = struct.Struct("2d 2d")
+
+
+def draw_sides(
+    keys: NDArray[np.uint64],
+    areas: NDArray[np.int64],
+    scale: tuple[float, float],
+    log_ratio: tuple[float, float],
+    least: int,
+    most: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]] | None:
+    """Returns what `transforms.draws.rectangle_sides` does; None where NumPy has to draw it, as in `draw_placement`.
+
+    Args:
+        keys: uint64 (B,), C-contiguous.
+        areas: int64 (B,), or of all rectangles one number.
+        scale, log_ratio, least: bounds.
+        most: int64 (B or 1, 2), or (2,).
+    """
+    count, areas, most = len(keys), np.ascontiguousarray(areas, np.int64), np.ascontiguousarray(most, np.int64)
+    sides, found = np.empty((count, 2), np.int64), np.empty(count, np.bool_)
+    done = _drawing(count).fastload_draw_sides(
+        keys.ctypes.data, count, areas.ctypes.data, areas.size > 1, _SHAPE.pack(*scale, *log_ratio), least,
+        most.ctypes.data, 2 * (most.size > 2), sides.ctypes.data, found.ctypes.data,
+    )  # fmt: skip
+    return (sides, found) if done else None
 
 
 MOVE = struct.Struct("q Q 2q 4q q d 2d 2d 2d")
@@ -310,7 +351,10 @@ MOVES = ("flip", "random crop", "center crop", "resize", "random resized crop")
 
 
 def draw_placement(
-    keys: NDArray[np.uint64], sizes: NDArray[np.int64], moves: Sequence[bytes]
+    keys: NDArray[np.uint64],
+    sizes: NDArray[np.int64],
+    moves: Sequence[bytes],
+    table: NDArray[np.int32] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]] | None:
     """Returns where pixels of B samples come from, as moves draw it one after another, of which one resizes at most.
 
@@ -318,6 +362,7 @@ def draw_placement(
         keys: uint64 (B,), C-contiguous.
         sizes: int64 (B or 1, 2), of the images.
         moves: each as MOVE packs it.
+        table: int32 (B * 10,), C-contiguous, for the same numbers side by side; None: they are not wanted.
 
     Returns:
         int64 (4, B, 2), `first`, `window`, `scaled` and `offset` of a placement, and bool (B, 2), `turned`.
@@ -328,7 +373,7 @@ def draw_placement(
     placed, turned = np.empty((4, count, 2), np.int64), np.empty((count, 2), np.bool_)
     done = _drawing(count).fastload_draw_placement(
         keys.ctypes.data, count, sizes.ctypes.data, 2 * (len(sizes) > 1), b"".join(moves), len(moves),
-        placed.ctypes.data, turned.ctypes.data,
+        placed.ctypes.data, turned.ctypes.data, None if table is None else table.ctypes.data,
     )  # fmt: skip
     return (placed, turned) if done else None
 

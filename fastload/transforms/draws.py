@@ -1,7 +1,7 @@
 """Random numbers for the samples of a batch: the same for a sample wherever, and in whatever batch, it is processed.
 
 A number is a hash of (seed, epoch, row, echo, stream...), so nothing is carried from one batch to the next: neither
-batch composition, nor worker count, world size or device changes how a sample is augmented. NumPy draws them on the
+batch composition, nor worker count, world size or device changes how a sample is augmented. They are drawn on the
 host for every device (integers are bit-equal everywhere); a device gets them as a tensor of B numbers.
 
 The hash is SplitMix64's finalizer, applied once per part: Steele, Lea and Flood, "Fast splittable pseudorandom number
@@ -15,7 +15,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.plan.permutation import mix64
 from fastload.system import native
 
 _WORD = (1 << 64) - 1
@@ -64,13 +63,16 @@ class Draws:
         # Not before they are asked for: a batch whose numbers were drawn beforehand needs none.
         if self._made is None:
             seed, epoch, rows, echo, echoes, times = self._given
-            key = mix64((mix64(int(seed) + _GOLDEN) ^ (int(epoch) & _WORD)) + _GOLDEN)
             rows = np.ascontiguousarray(rows, np.int64)
             if native.library() is not None:
                 times = None if times is None else np.ascontiguousarray(times, np.int64)
-                self._made = native.draw_keys(key, rows, times, int(echo) & _WORD, echoes)
+                self._made = native.draw_keys(
+                    int(seed) & _WORD, int(epoch) & _WORD, rows, times, int(echo) & _WORD, echoes
+                )
                 return self._made
-            keys = _mix(rows.view(np.uint64) ^ np.uint64(key))
+            key = _mix(np.array([int(seed) & _WORD], np.uint64))
+            key = _mix(key ^ np.uint64(int(epoch) & _WORD))
+            keys = _mix(rows.view(np.uint64) ^ key)
             if times is not None:
                 again = times.view(np.uint64)
                 keys = np.where(times > 0, _mix(keys ^ (again * np.uint64(_TIMES))), keys)
@@ -89,11 +91,11 @@ class Draws:
 
     def stream(self, index: int) -> Draws:
         """Returns draws for the same samples, independent of all other and nested streams; index 0 to 2**64 - 1."""
-        return self._with(_mix(self.keys ^ np.uint64(index)))
+        return self._with(_mix_with(self.keys, index))
 
     def of_samples(self, some: slice) -> Draws:
         """Returns the draws of some samples of the batch: as `Draws` of their rows alone."""
-        return self._with(self.keys[some])
+        return self._with(np.ascontiguousarray(self.keys[some]))
 
     def _with(self, keys: NDArray[np.uint64]) -> Draws:
         draws = object.__new__(Draws)
@@ -119,7 +121,7 @@ class Draws:
         return (self._bits() >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def _bits(self) -> NDArray[np.uint64]:
-        return _mix(self.keys ^ np.uint64(_OUTPUT))
+        return _mix_with(self.keys, _OUTPUT)
 
 
 def rectangle_sides(
@@ -136,10 +138,13 @@ def rectangle_sides(
     Its part of the area, (B,) or one, is drawn evenly from `scale`, the logarithm of first / second side evenly from
     `ratio`. Of ten attempts the first counts whose sides are from `least` to `most`, (B, 2) or (2,).
     """
-    count = len(draws)
+    count, (low, high) = len(draws), map(math.log, ratio)
+    if native.library() is not None and count:
+        drawn = native.draw_sides(draws.keys, area, scale, (low, high), least, most)
+        if drawn is not None:
+            return drawn
     sides, found = np.zeros((count, 2), np.int64), np.zeros(count, np.bool_)
     area, most = np.broadcast_to(area, (count,)), np.broadcast_to(most, (count, 2))
-    low, high = (math.log(end) for end in ratio)
     left = np.arange(count)
     # A call of NumPy costs more than these few numbers: all attempts after the first are made at once, 2.5 times as
     # fast for 256 samples.
@@ -160,6 +165,12 @@ def rectangle_sides(
         if not len(left):
             break
     return sides, found
+
+
+def _mix_with(words: NDArray[np.uint64], word: int) -> NDArray[np.uint64]:
+    if native.library() is not None:
+        return native.draw_mixed(words, int(word))
+    return _mix(words ^ np.uint64(word))
 
 
 def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fastload.errors import OptionError, is_whole
 from fastload.system import native
@@ -48,6 +49,17 @@ class PlacedTransform(BaseTransform, ABC):
     """Whether windows may change their size."""
     size: tuple[int, ...] = ()
     """The (height, width) of all outputs; another length: it depends on the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._packed: dict[int, bytes] = {}
+
+    def packed(self, stream: int) -> bytes:
+        """Returns it as native.c takes it, drawing from a stream; empty: only `place` knows what it does."""
+        if stream not in self._packed:  # packed once: no option changes
+            pack = _NATIVE.get(type(self))
+            self._packed[stream] = pack(stream, self) if pack is not None else b""
+        return self._packed[stream]
 
     def output(self, spec: ImageSpec) -> ImageSpec:
         """Returns the spec of the output. Raises OptionError for images that cannot be transformed."""
@@ -100,14 +112,24 @@ class PlacedTransform(BaseTransform, ABC):
         return self.place(spec.sizes, draws).move_boxes(boxes)
 
 
-def joint_placement(moves: Iterable[tuple[int, PlacedTransform]], sizes: Whole, draws: Draws) -> Placement:
-    """Returns one placement for transforms that run one after the other; each draws from the stream of its index."""
+def joint_placement(
+    moves: Iterable[tuple[int, PlacedTransform]],
+    sizes: Whole,
+    draws: Draws,
+    table: NDArray[np.int32] | None = None,
+) -> Placement:
+    """Returns one placement for transforms that run one after the other; each draws from the stream of its index.
+
+    Its `table` is written to one of int32, (B * 10,), if that is given.
+    """
     moves = list(moves)
-    if native.library() is not None and (drawn := _drawn_natively(moves, sizes, draws)) is not None:
+    if native.library() is not None and (drawn := _drawn_natively(moves, sizes, draws, table)) is not None:
         return drawn
     placement = windows(np.zeros((len(draws), 2), np.int64), sizes)
     for index, transform in moves:
         placement = placement.then(transform.place(placement.sizes, draws.stream(index)))
+    if table is not None:
+        table[:] = placement.table().reshape(-1)
     return placement
 
 
@@ -369,13 +391,14 @@ class RandomResizedCrop(PlacedTransform):
         return resized(np.where(found[:, None], drawn, room // 2), window, self.target(sizes))
 
 
-def _drawn_natively(moves: list[tuple[int, PlacedTransform]], sizes: Whole, draws: Draws) -> Placement | None:
+def _drawn_natively(
+    moves: list[tuple[int, PlacedTransform]], sizes: Whole, draws: Draws, table: NDArray[np.int32] | None
+) -> Placement | None:
     """Returns the joint placement as native.c draws it; None where NumPy has to."""
-    known = all(type(transform) in _NATIVE for _, transform in moves)
-    if not len(draws) or not known or sum(transform.resizes for _, transform in moves) > 1:
+    packed = [transform.packed(index) for index, transform in moves]
+    if not len(draws) or not all(packed) or sum(transform.resizes for _, transform in moves) > 1:
         return None
-    packed = [_NATIVE[type(transform)](index, transform) for index, transform in moves]
-    found = native.draw_placement(draws.keys, sizes, packed)
+    found = native.draw_placement(draws.keys, sizes, packed, table)
     if found is None:
         return None
     (first, window, scaled, offset), turned = found

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fastload.system import native
 from fastload.transforms import Draws
+from fastload.transforms.draws import rectangle_sides
 
 WORD = (1 << 64) - 1
 
@@ -53,11 +55,60 @@ def test_integers_are_exact_multiply_shift_of_a_splitmix_hash(seed, epoch, rows,
     assert draws.uniform().tolist() == [(bits >> 11) / 2**53 for bits in expected]
 
 
+@pytest.mark.skipif(native.library() is None, reason="needs the compiled loops")
+@given(
+    count=st.sampled_from([0, 1, 7, 2 * native.HELD_SAMPLES]),
+    seed=st.integers(-(2**70), 2**70),
+    echo=st.integers(0, 9),
+    echoes=st.integers(1, 3),
+    stream=st.integers(0, 2**64 - 1),
+    again=st.booleans(),
+    step=st.sampled_from([1, 3, -1]),
+)
+def test_numbers_are_the_same_without_the_compiled_loops(count, seed, echo, echoes, stream, again, step):
+    rows = np.random.default_rng(count).integers(0, 2**62, 2 * count)[::2]
+    times = np.arange(count) % 4 if again else None
+
+    def drawn() -> np.ndarray:
+        draws = Draws(seed, 3, rows, echo, echoes=echoes, times=times)
+        return draws.of_samples(slice(None, None, step)).stream(stream).uniform()
+
+    compiled = drawn()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library", lambda: None)
+        assert np.array_equal(compiled, drawn())
+
+
 def test_bounds_may_differ_by_sample():
     low, high = np.arange(1000) - 500, np.arange(1000) * 3 - 499
     drawn = Draws(0, 0, np.arange(1000)).integers(low, high)
     assert drawn.dtype == np.int64
     assert ((low <= drawn) & (drawn < high)).all()
+
+
+@pytest.mark.skipif(native.library() is None, reason="needs the compiled loops")
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    size=st.tuples(st.integers(1, 9), st.integers(1, 9)) | st.tuples(st.integers(1, 4000), st.integers(1, 4000)),
+    own_sizes=st.booleans(),
+    scale=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
+    ratio=st.tuples(st.floats(0.01, 100), st.floats(0.01, 100)).map(sorted),
+    least=st.integers(0, 2),
+)
+@example(0, (5, 5), False, (0.25, 0.25), (1, 1), 0)  # sides of 2.5
+@example(0, (6, 5), True, (0, 0), (1, 1), 0)
+@example(0, (10, 10), False, (1, 1), (50, 50), 1)  # never fits
+def test_rectangles_are_drawn_as_numpy_draws_them(seed, size, own_sizes, scale, ratio, least):
+    draws = Draws(seed, 0, np.arange(20)).stream(3)
+    most = np.array(size) + np.arange(20)[:, None] if own_sizes else np.array(size)
+    area = most.prod(axis=-1)
+    compiled = rectangle_sides(draws, area, scale, ratio, least=least, most=most)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library", lambda: None)
+        expected = rectangle_sides(draws, area, scale, ratio, least=least, most=most)
+    for one, other in zip(compiled, expected, strict=True):
+        assert np.array_equal(one, other)
+        assert one.dtype == other.dtype
 
 
 def test_an_empty_range_is_a_bug_of_the_caller():

@@ -20,7 +20,6 @@ from fastload.transforms import (
     RandomResizedCrop,
     RandomVerticalFlip,
     Resize,
-    geometry,
 )
 from fastload.transforms.engine import place, resample
 from fastload.transforms.engine.place import gather
@@ -315,7 +314,8 @@ def test_placements_are_drawn_as_numpy_draws_them(case, seed, echo, again):
     rows = np.arange(2 * batch)[::2]
     times = np.arange(batch) % 3 if again else None
     echoes = 1 if len(sizes) > 1 else 2
-    compiled = joint_placement(moves, sizes, Draws(seed, 5, rows, echo, echoes=echoes, times=times))
+    table = np.empty(10 * batch * echoes, np.int32)
+    compiled = joint_placement(moves, sizes, Draws(seed, 5, rows, echo, echoes=echoes, times=times), table)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "library", lambda: None)
         expected = joint_placement(moves, sizes, Draws(seed, 5, rows, echo, echoes=echoes, times=times))
@@ -323,6 +323,7 @@ def test_placements_are_drawn_as_numpy_draws_them(case, seed, echo, again):
         found = getattr(compiled, name)
         assert np.array_equal(found, numbers), name
         assert np.asarray(found).dtype == np.asarray(numbers).dtype, name
+    assert np.array_equal(table, expected.table().reshape(-1))
 
 
 @needs_native
@@ -336,8 +337,7 @@ def test_placements_are_drawn_as_numpy_draws_them(case, seed, echo, again):
     ],
 )
 def test_numbers_that_may_be_rounded_either_way_are_left_to_numpy(crop, size, sure):
-    packed = geometry._NATIVE[type(crop)](0, crop)
-    drawn = native.draw_placement(Draws(0, 0, np.arange(8)).keys, np.array([[size, size]]), [packed])
+    drawn = native.draw_placement(Draws(0, 0, np.arange(8)).keys, np.array([[size, size]]), [crop.packed(0)])
     assert (drawn is not None) == sure
 
 

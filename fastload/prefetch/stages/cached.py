@@ -7,8 +7,6 @@ their use, and are then a batch like any other on the device.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import numpy as np
 import torch
 
@@ -112,10 +110,10 @@ class HoldCached(Stage):
 class GatherCached(Stage):
     """Gathers rows in device memory; images are left to the kernel that transforms them."""
 
-    def __init__(self, backend: Backend | None) -> None:
+    where = Where.USE
+
+    def __init__(self) -> None:
         self._cache: RowCache | None = None
-        self._backend = backend
-        self.where = Where.USE if backend is None else Where.SIDE_STREAM
         self.why = "cached rows are in device memory"
 
     def open(self, opened: Opened) -> None:
@@ -125,8 +123,7 @@ class GatherCached(Stage):
     def run(self, work: Work) -> None:
         """Gathers."""
         assert self._cache is not None, "the pass is over"
-        with self._backend.kernels() if self._backend is not None else nullcontext():
-            work.fields |= self._cache.gather(work.inner[_INDEX])
+        work.fields |= self._cache.gather(work.inner[_INDEX])
 
     def close(self) -> None:
         """Lets go of the cache."""

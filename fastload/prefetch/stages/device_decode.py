@@ -9,6 +9,7 @@ What nvJPEG may refuse, or give other colours (RGB and CMYK JPEGs, damaged ones)
 
 from __future__ import annotations
 
+import math
 import queue
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -90,7 +91,7 @@ class DecodeOnDevice(Stage):
         work.copied.append(int(index.bytes.sum()))
 
     def _decoded(
-        self, rows: NDArray[np.int64], index: LocatedIndex, placement: Placement, staging: _Staging
+        self, rows: NDArray[np.int64], index: LocatedIndex, placement: Placement, staging: Staging
     ) -> PlacedImages:
         """Returns the images of rows, decoded, when they are on the device."""
         by_device = self._by_device(rows, index)
@@ -134,7 +135,7 @@ class DecodeOnDevice(Stage):
         chosen: NDArray[np.bool_] = self._known[rows] == _BY_DEVICE
         return chosen
 
-    def _files(self, index: LocatedIndex, staging: _Staging) -> list[torch.Tensor]:
+    def _files(self, index: LocatedIndex, staging: Staging) -> list[torch.Tensor]:
         """Returns the encoded bytes of rows in pinned memory, uint8 (bytes,) each."""
         encoded, lengths = self._reader.encoded("images"), index.bytes.tolist()
         memory = staging.room("files", sum(lengths))
@@ -165,7 +166,7 @@ class DecodeOnDevice(Stage):
             half = len(files) // 2
             return [*self._decode(files[:half]), *self._decode(files[half:])] if half else [None]
 
-    def _sent(self, whole: Sequence[NDArray[np.uint8]], staging: _Staging) -> list[torch.Tensor]:
+    def _sent(self, whole: Sequence[NDArray[np.uint8]], staging: Staging) -> list[torch.Tensor]:
         """Returns images (H, W, C) on the device, (C, H, W) each."""
         if not whole:
             return []
@@ -180,22 +181,22 @@ class StagingPool:
     """Pinned memory for bytes on their way to the device, used by one batch after another."""
 
     def __init__(self, pins: Pins) -> None:
-        self._pins, self._unused = pins, queue.SimpleQueue[_Staging]()
+        self._pins, self._unused = pins, queue.SimpleQueue[Staging]()
 
     @contextmanager
-    def taken(self) -> Iterator[_Staging]:
+    def taken(self) -> Iterator[Staging]:
         """A context with memory that no other thread uses meanwhile; at its end the device has read it."""
         try:
             staging = self._unused.get_nowait()
         except queue.Empty:
-            staging = _Staging(self._pins)
+            staging = Staging(self._pins)
         try:
             yield staging
         finally:
             self._unused.put(staging)
 
 
-class _Staging:
+class Staging:
     """Pinned memory for the bytes of one batch, used again for others."""
 
     def __init__(self, pins: Pins) -> None:
@@ -212,6 +213,11 @@ class _Staging:
             kept = self._kept[name] = allocate_aligned(min(PINNED_BYTES, 2 * num_bytes + 1))
             self._pins.add_if_possible(kept)
         return kept[:num_bytes]
+
+    def tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Returns a dense tensor of a shape and dtype in such memory."""
+        memory = self.room(name, math.prod(shape) * dtype.itemsize)
+        return torch.from_numpy(memory).view(dtype).view(tuple(shape))
 
 
 def upright(image: torch.Tensor, orientation: int) -> torch.Tensor:

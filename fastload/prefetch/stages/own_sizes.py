@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import BatchForm
 from fastload.prefetch.stage import Layout, Opened, Stage, Where
 from fastload.prefetch.stages.cut import PlacedRows
-from fastload.prefetch.stages.device_decode import StagingPool
+from fastload.prefetch.stages.device_decode import Staging, StagingPool
 from fastload.prefetch.work import Work
 from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
@@ -212,24 +212,32 @@ class TransformEach(Stage):
 class PadImages(Stage):
     """Pads images and masks to the largest of the batch, and says their sizes."""
 
-    def __init__(self, form: BatchForm, ignore_index: int, where: Where) -> None:
+    def __init__(self, form: BatchForm, ignore_index: int, where: Where, *, on_device: bool = False) -> None:
         self._form, self._ignore_index, self.where = form, ignore_index, where
+        self._padded = padded_by_mask if on_device else padded
         self.why = "to the largest image of the batch" + (f", in multiples of {form.pad_to}" if form.pad_to > 1 else "")
 
     def run(self, work: Work) -> None:
         """Pads."""
         pixels = {name: work.fields[name] for name in PIXELS if name in work.fields}
         work.facts["sizes"] = sizes_of(pixels["images"])
-        work.fields |= padded(pixels, self._form, self._ignore_index)
+        work.fields |= self._padded(pixels, self._form, self._ignore_index)
 
 
 class SendPixels(Stage):
-    """Sends images and masks to the device, each field in one piece of its memory."""
+    """Sends images and masks to the device, each field in one piece of its memory.
+
+    Args:
+        form: of the batch, where they are padded on their way: no transform is left to run there.
+        ignore_index: of masks.
+    """
 
     where = Where.THREAD
 
-    def __init__(self) -> None:
-        self.why = "images and masks to the device, in one piece each"
+    def __init__(self, form: BatchForm | None, ignore_index: int) -> None:
+        self._form, self._ignore_index = form, ignore_index
+        way = ", padded on their way" if form is not None else ""
+        self.why = f"images and masks to the device, in one piece each{way}"
 
     def open(self, opened: Opened) -> None:
         """Takes pinned memory."""
@@ -238,20 +246,40 @@ class SendPixels(Stage):
 
     def run(self, work: Work) -> None:
         """Sends, and waits until they are there."""
-        with self._staging.taken() as staging, self._backend.decoding():
-            for name in PIXELS:
-                if name not in work.fields:
-                    continue
-                tensors = work.fields[name]
-                inside = [tensor.permute(1, 2, 0) if name == "images" else tensor for tensor in tensors]
-                flat = [array.numpy().reshape(-1).view(np.uint8) for array in inside]
-                memory = staging.room(name, sum(map(len, flat)))
-                np.concatenate(flat, out=memory)
-                there = self._backend.copy(torch.from_numpy(memory))
-                parts = torch.split(there, list(map(len, flat)))
-                moved = [part.view(one.dtype).view(one.shape) for part, one in zip(parts, inside, strict=True)]
-                work.fields[name] = [one.permute(2, 0, 1) if name == "images" else one for one in moved]
+        pixels = {name: work.fields[name] for name in PIXELS if name in work.fields}
+        with self._staging.taken() as staging:
+            # Gathered before the one copy at a time begins.
+            if self._form is not None:
+                work.facts["sizes"] = sizes_of(pixels["images"])
+                hosts: dict[str, Any] = padded(pixels, self._form, self._ignore_index, staging.tensor)
+            else:
+                hosts = {name: _in_one_piece(tensors, name, staging) for name, tensors in pixels.items()}
+            with self._backend.decoding():
+                for name, host in hosts.items():
+                    if self._form is None:
+                        work.fields[name] = _taken_apart(self._backend.copy(host), pixels[name], name)
+                    else:
+                        inside = host.permute(0, 2, 3, 1) if name == "images" else host
+                        there = self._backend.copy(inside)
+                        work.fields[name] = there.permute(0, 3, 1, 2) if name == "images" else there
         lap("transform")
+
+
+def _in_one_piece(tensors: Sequence[torch.Tensor], name: str, staging: Staging) -> torch.Tensor:
+    """Returns images (C, h, w) or masks (h, w) one after another in pinned memory, uint8 (bytes,)."""
+    inside = [tensor.permute(1, 2, 0) if name == "images" else tensor for tensor in tensors]
+    flat = [array.numpy().reshape(-1).view(np.uint8) for array in inside]
+    memory = staging.room(name, sum(map(len, flat)))
+    np.concatenate(flat, out=memory)
+    return torch.from_numpy(memory)
+
+
+def _taken_apart(piece: torch.Tensor, like: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
+    """Returns the tensors of a piece of `_in_one_piece`, like those that it was made of."""
+    inside = [tensor.permute(1, 2, 0) if name == "images" else tensor for tensor in like]
+    parts = torch.split(piece, [one.nbytes for one in inside])
+    moved = [part.view(one.dtype).view(one.shape) for part, one in zip(parts, inside, strict=True)]
+    return [one.permute(2, 0, 1) if name == "images" else one for one in moved]
 
 
 class SetPixelsApart(Stage):
@@ -333,20 +361,27 @@ def sizes_of(images: Sequence[torch.Tensor]) -> NDArray[np.int64]:
     return np.array([image.shape[1:] for image in images], np.int64).reshape(-1, 2)
 
 
-def padded(pixels: Mapping[str, list[torch.Tensor]], form: BatchForm, ignore_index: int) -> dict[str, torch.Tensor]:
+def padded(
+    pixels: Mapping[str, list[torch.Tensor]],
+    form: BatchForm,
+    ignore_index: int,
+    empty: Callable[[str, Sequence[int], torch.dtype], torch.Tensor] | None = None,
+) -> dict[str, torch.Tensor]:
     """Returns images (B, C, H, W) in channels_last memory and masks (B, H, W), each sample at the top left.
 
     H and W are the largest height and width, rounded up to a multiple of the form's `pad_to`. Images are padded with 0,
-    masks with `ignore_index`.
+    masks with `ignore_index`. `empty` gives the memory of a field, by name, shape and dtype.
     """
-    sizes = sizes_of(pixels["images"])
-    height, width = (-(-side // form.pad_to) * form.pad_to for side in sizes.max(axis=0).tolist())
+    height, width = _padded_size(pixels, form)
     result = {}
     for name, tensors in pixels.items():
         inside = [tensor.permute(1, 2, 0) if name == "images" else tensor for tensor in tensors]
         fill = 0 if name == "images" else ignore_index
         shape = (len(inside), height, width, *inside[0].shape[2:])
-        output = torch.empty(shape, dtype=inside[0].dtype, device=inside[0].device)
+        if empty is not None:
+            output = empty(name, shape, inside[0].dtype)
+        else:
+            output = torch.empty(shape, dtype=inside[0].dtype, device=inside[0].device)
         for target, one in zip(output, inside, strict=True):
             h, w = one.shape[:2]
             target[:h, :w].copy_(one)
@@ -354,6 +389,35 @@ def padded(pixels: Mapping[str, list[torch.Tensor]], form: BatchForm, ignore_ind
             target[:h, w:].fill_(fill)
         result[name] = output.permute(0, 3, 1, 2) if name == "images" else output
     return result
+
+
+def padded_by_mask(
+    pixels: Mapping[str, list[torch.Tensor]], form: BatchForm, ignore_index: int
+) -> dict[str, torch.Tensor]:
+    """Returns what `padded` does, in some launches a batch instead of three for each sample and field."""
+    height, width = _padded_size(pixels, form)
+    sizes = sizes_of(pixels["images"])
+    mask = _pixel_mask(sizes, (height, width), pixels["images"][0].device)
+    result = {}
+    for name, tensors in pixels.items():
+        inside = [(tensor.permute(1, 2, 0) if name == "images" else tensor).reshape(-1) for tensor in tensors]
+        channels = tensors[0].shape[:1] if name == "images" else ()
+        shape, fill = (len(tensors), height, width, *channels), 0 if name == "images" else ignore_index
+        output = torch.full(shape, fill, dtype=tensors[0].dtype, device=tensors[0].device)
+        shown = mask[..., None].expand(shape) if channels else mask
+        # In words of as many bytes, as torch scatters few of the unsigned types.
+        word = _SIGNED.get(output.dtype, output.dtype)
+        output.view(word).masked_scatter_(shown, torch.cat(inside).view(word))
+        result[name] = output.permute(0, 3, 1, 2) if name == "images" else output
+    return result
+
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}
+
+
+def _padded_size(pixels: Mapping[str, list[torch.Tensor]], form: BatchForm) -> tuple[int, int]:
+    height, width = sizes_of(pixels["images"]).max(axis=0).tolist()
+    return -(-height // form.pad_to) * form.pad_to, -(-width // form.pad_to) * form.pad_to
 
 
 def _pixel_mask(sizes: NDArray[np.int64], padded: Sequence[int], device: torch.device) -> torch.Tensor:

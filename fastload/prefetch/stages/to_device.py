@@ -7,7 +7,7 @@ labels of an epoch must not keep the memory of images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from fastload.dataset import as_handed_over
 from fastload.device import Backend
 from fastload.format.header import PackedFile
 from fastload.prefetch.ring import INNER, SlotField
-from fastload.prefetch.stage import Stage, Where
+from fastload.prefetch.stage import Opened, Stage, Where
 from fastload.prefetch.work import CHANNELS_FIRST, WORDS, Work
 from fastload.transforms.engine.placement import PlacedImages
 
@@ -98,6 +98,48 @@ class CopySlot(Stage):
     def _add(work: Work, name: str, moved: torch.Tensor) -> None:
         work.fields[name] = moved
         work.memory.append(moved)
+
+
+class OnSideStream(Stage):
+    """Runs stages of the hand-over on the side stream, behind the copy: the loop finds it done.
+
+    For batches that are used once, where nothing of it has to run in the loop's thread.
+    """
+
+    where = Where.SIDE_STREAM
+
+    def __init__(self, backend: Backend, stages: Sequence[Stage]) -> None:
+        self._backend, self._stages = backend, stages
+
+    def open(self, opened: Opened) -> None:
+        """Opens the stages."""
+        for stage in self._stages:
+            stage.open(opened)
+
+    def run(self, work: Work) -> None:
+        """Runs the stages, and notes the memory that the user gets; the rest is read by the side stream alone."""
+        with self._backend.kernels():
+            for stage in self._stages:
+                stage.run(work)
+        for name, value in work.fields.items():
+            if work.raw is not None and isinstance(value, torch.Tensor) and _is_of(value, work.raw):
+                work.fields[name] = own_copy(value, self._backend, channels_last=name == "images")
+        tensors = [one for value in work.fields.values() for one in (value if isinstance(value, list) else [value])]
+        work.memory = list({tensor.untyped_storage()._cdata: tensor for tensor in tensors}.values())
+        work.inner, work.drawn = {}, None
+
+    def close(self) -> None:
+        """Closes the stages."""
+        for stage in self._stages:
+            stage.close()
+
+    def steps(self) -> Sequence[Stage]:
+        """Returns the stages."""
+        return self._stages
+
+
+def _is_of(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 class _Part(NamedTuple):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fastload.device import Backend
 from fastload.plan import PlannedBatch
 from fastload.prefetch.augmentation import Augmentation, named
 from fastload.prefetch.ring import SlotField
 from fastload.prefetch.stage import Layout, Stage, Where
 from fastload.prefetch.stages.rows import MappedImages
-from fastload.prefetch.stages.to_device import own_copy
 from fastload.prefetch.work import WORDS, Work
 from fastload.timing.probe import span
 from fastload.transforms import ImageSpec
@@ -63,46 +61,28 @@ class TransformInThread(Stage):
 
 
 class TransformBatch(Stage):
-    """Runs the transforms that are left, and with them gathers cached rows, or cuts decoded images.
+    """Runs the transforms that are left, and with them gathers cached rows, or cuts decoded images."""
 
-    On the side stream where each batch is used once, and each transform is known: the loop then finds it done. Else
-    when a batch is handed over, for each use.
-    """
+    where = Where.USE
 
-    def __init__(self, augmentation: Augmentation, why: str, backend: Backend | None = None) -> None:
-        self._augmentation, self._backend = augmentation, backend
-        self.where = Where.USE if backend is None else Where.SIDE_STREAM
-        self.why = why
+    def __init__(self, augmentation: Augmentation, why: str) -> None:
+        self._augmentation, self.why = augmentation, why
 
     def run(self, work: Work) -> None:
         """Transforms the fields, if there are images among them."""
         if "images" not in work.fields:
             return
-        if self._backend is None:
-            with span("transform"):
-                self._apply(work)
-            return
-        raw = work.raw
-        with self._backend.kernels():
-            self._apply(work)
-        for name, tensor in work.fields.items():
-            if raw is not None and tensor.untyped_storage()._cdata == raw.untyped_storage()._cdata:
-                work.fields[name] = own_copy(tensor, self._backend, channels_last=name == "images")
-        # What the user gets; the rest is read by the side stream alone.
-        work.memory = list({tensor.untyped_storage()._cdata: tensor for tensor in work.fields.values()}.values())
-        work.inner = {}
-
-    def _apply(self, work: Work) -> None:
         drawn = work.drawn
-        work.fields = self._augmentation.apply(
-            work.fields,
-            work.whole,
-            epoch=work.epoch,
-            echo=work.echo,
-            kept=not work.last,
-            drawn=drawn,
-            words=work.inner[WORDS] if drawn is not None else None,
-        )
+        with span("transform"):
+            work.fields = self._augmentation.apply(
+                work.fields,
+                work.whole,
+                epoch=work.epoch,
+                echo=work.echo,
+                kept=not work.last,
+                drawn=drawn,
+                words=work.inner[WORDS] if drawn is not None else None,
+            )
 
 
 class DrawNumbers(Stage):

@@ -79,20 +79,21 @@ class FusedPass:
         """Whether images on a device go through the kernel."""
         return device.type != "cpu" and self.spec.channels in gpu.CHANNELS and gpu.kernel_runs(device)
 
-    def placement(self, draws: Draws) -> Placement:
-        """Returns the crops, resizes and flips together."""
-        return joint_placement(self.moves, self.spec.sizes, draws)
+    def placement(self, draws: Draws, table: NDArray[np.int32] | None = None) -> Placement:
+        """Returns the crops, resizes and flips together, and writes their numbers to a table; see `joint_placement`."""
+        return joint_placement(self.moves, self.spec.sizes, draws, table)
 
     def num_words(self, count: int) -> int:
         """Returns the words of so many samples."""
-        return count * sum(self._columns.values()) + len(self._constant_words)
+        return count * self._sample_words + len(self._constant_words)
 
     def draw(self, draws: Draws, words: NDArray[np.int32] | None = None) -> Placement:
         """Returns the placement of samples, and writes all that was drawn for them to the words, if given."""
-        placement = self.placement(draws)
         if words is None:
-            return placement
-        tables: list[NDArray[Any]] = [placement.table()]
+            return self.placement(draws)
+        first = len(draws) * self._columns["windows"]
+        placement = self.placement(draws, words[:first])
+        tables: list[NDArray[Any]] = []
         if "ops" in self._columns:
             steps = [transform.steps(draws.stream(index)) for index, transform in self.colours]
             tables.append(np.concatenate([step.ops for step in steps], axis=1))
@@ -101,7 +102,6 @@ class FusedPass:
             index, eraser = self.eraser
             shown = self.spec._replace(height=self.size[0], width=self.size[1])
             tables.append(eraser.rectangles(shown, draws.stream(index)))
-        first = 0
         for table in tables:
             part = words[first : first + table.size]
             (part if table.dtype.kind in "iub" else part.view(np.float32))[:] = table.reshape(-1)
@@ -121,6 +121,8 @@ class FusedPass:
                 views.append((name, True, (len(values),), (1,), first))
                 first += len(values)
             self._views[key] = views
+        # A tensor by itself: what is kept with `words` and is a view of them would keep them for good.
+        words = words.data
         floats, begin = words.view(torch.float32), begin + int(words.storage_offset())
         return gpu.PassTables(
             **{
@@ -152,6 +154,10 @@ class FusedPass:
         steps = sum(transform.steps(one).ops.shape[1] for _, transform in self.colours)
         coloured = {"ops": steps, "factors": steps} if steps else {}
         return {"windows": 10, **coloured, **({"rectangles": 4} if self.eraser else {})}
+
+    @cached_property
+    def _sample_words(self) -> int:
+        return sum(self._columns.values())
 
     @cached_property
     def _constants(self) -> dict[str, NDArray[np.float32]]:

@@ -24,6 +24,7 @@ from fastload.transforms.engine.fuse import (
     passes_of,
     run_pass,
 )
+from fastload.transforms.engine.gpu import PassTables
 from fastload.transforms.engine.place import place_masks
 from fastload.transforms.engine.placement import ImageRows, PlacedImages, Placement
 from fastload.transforms.normalize import Normalize
@@ -268,17 +269,32 @@ class Pipeline:
         """Yields what was drawn for each pass for one use; None: its tables are not on the device."""
         samples, total = slice(use * drawn.samples, (use + 1) * drawn.samples), drawn.uses * drawn.samples
         followed = "masks" in fields or bool(self._coordinates) or isinstance(fields["images"], PlacedImages)
-        begin = 0
-        for part, (placement, resized) in zip(self._passes, drawn.passes, strict=True):
-            by_kernel = part.runs_by_kernel(device)
-            if by_kernel and words is None:
+        by_kernel = [part.runs_by_kernel(device) for part in self._passes]
+        tables: Sequence[PassTables | None] = [None] * len(by_kernel)
+        if words is not None and any(by_kernel):
+            tables = self._tables(words, samples, total)
+        for runs, (placement, resized), of_pass in zip(by_kernel, drawn.passes, tables, strict=True):
+            if runs and of_pass is None:
                 yield None
                 continue
-            tables = part.tables(words, samples, total, begin) if by_kernel and words is not None else None
-            begin += part.num_words(total)
-            if drawn.uses > 1 and (followed or not by_kernel):
+            if drawn.uses > 1 and (followed or not runs):
                 placement = placement.part(samples)
-            yield DrawnPass(placement, resized, tables)
+            yield DrawnPass(placement, resized, of_pass if runs else None)
+
+    def _tables(self, words: torch.Tensor, samples: slice, total: int) -> list[PassTables]:
+        """Returns the tables of each pass for some of the samples that words on a device are of.
+
+        They are kept with the words, which may lie in memory that one batch after another is copied to.
+        """
+        kept: dict[Any, list[PassTables]] = vars(words).setdefault("_tables", {})
+        key = (self, samples.start, samples.stop, total)
+        if key not in kept:
+            made, begin = list[PassTables](), 0
+            for part in self._passes:
+                made.append(part.tables(words, samples, total, begin))
+                begin += part.num_words(total)
+            kept[key] = made
+        return kept[key]
 
 
 def spec_of(images: Images) -> ImageSpec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -27,6 +29,7 @@ from fastload.transforms import (
 )
 from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.fuse import FusedPass, passes_of
+from fastload.transforms.engine.pipeline import Pipeline
 from fastload.transforms.engine.place import place_varied_coordinates, place_varied_masks
 from fastload.transforms.engine.resample import place_samples
 from fastload.transforms.engine.size_head import SizeHead, find_size_head
@@ -291,3 +294,21 @@ def test_no_samples_are_placed_nowhere():
     placement = making.placement(np.zeros((0, 2), np.int64), Draws(0, 0, np.zeros(0, np.int64)))
     assert len(placement) == 0 and placement.table().shape == (0, 10) and placement.size == (16, 16)
     assert making.apply_each([], {}, Draws(0, 0, np.zeros(0, np.int64)))["images"].shape == (0, 3, 16, 16)
+
+
+def test_tables_are_made_once_for_words_that_come_again_and_go_with_them():
+    pipeline = Pipeline([CROP, FLIP, ColorJitter(0.4), Resize(9), NORMALIZE], ImageSpec(*SHAPE, torch.uint8))
+    draws, count = Draws(0, 0, np.arange(6)), pipeline.num_words(6)
+    words, other = torch.zeros(count, dtype=torch.int32), torch.zeros(count, dtype=torch.int32)
+    first = pipeline._tables(words, slice(0, 3), 6)
+    assert pipeline._tables(words, slice(0, 3), 6) is first
+    second = pipeline._tables(words, slice(3, 6), 6)
+    assert pipeline._tables(other, slice(0, 3), 6) is not first
+    # They show what is written later.
+    drawn = pipeline.draw(draws, 2, words.numpy())
+    for tables, samples in ((first, slice(0, 3)), (second, slice(3, 6))):
+        for one, (placement, _) in zip(tables, drawn.passes, strict=True):
+            assert np.array_equal(one.windows.numpy(), placement.table()[samples])
+    gone = weakref.ref(words)
+    del words
+    assert gone() is None
