@@ -45,7 +45,7 @@ def jpegs(tmp_path_factory):
 
 @dataclass
 class Case:
-    """Stages by where they run, in order; those that `WhileHeld` runs count by themselves."""
+    """Stages by where they run, in order; those that another one runs count by themselves."""
 
     options: dict[str, Any]
     thread: str = ""
@@ -95,7 +95,7 @@ CASES = {
     ),
     "raw, cached on the device": Case(
         {"device": True, "transform": TRAINING, "cache": "device"}, "WriteFacts WriteIndex DrawNumbers",
-        side_stream="CopySlot GatherCached Transform",
+        side_stream="CopySlot HoldCached GatherCached Transform",
     ),
     "raw, cached on the host": Case(
         {"device": True, "transform": TRAINING, "cache": "host"}, "WriteFacts WriteIndex DrawNumbers",
@@ -137,7 +137,20 @@ CASES = {
     "padded, device": Case(
         {"batch": "pad", "transform": LATER, "device": True},
         "WriteFacts GatherRows DecodeOwnSizes SendPixels SetPixelsApart Store",
+        side_stream="CopySlot JoinPixels TransformEach PadImages", use="SaySizes", data="jpegs",
+    ),
+    "padded, device, echoed": Case(
+        {"batch": "pad", "transform": LATER, "device": True, "echo": 2},
+        "WriteFacts GatherRows DecodeOwnSizes SendPixels SetPixelsApart Store",
         side_stream="CopySlot", use="JoinPixels TransformEach PadImages SaySizes", data="jpegs",
+    ),
+    "padded, device, not transformed": Case(
+        {"batch": "pad", "device": True}, "WriteFacts GatherRows DecodeOwnSizes SendPixels SetPixelsApart Store",
+        side_stream="CopySlot JoinPixels", use="SaySizes", data="jpegs",
+    ),
+    "JPEGs, decoded by the device": Case(
+        {"transform": TRAINING, "device": True}, "WriteFacts GatherRows DecodeOnDevice Store DrawNumbers",
+        side_stream="CopySlot JoinPixels Transform", data="jpegs", decode="device",
     ),
     "a Python dataset": Case({}, process="Samples", data="python"),
     "a Python dataset, transformed": Case({"transform": [Slow()]}, process="Samples", use="Transform", data="python"),
@@ -167,16 +180,16 @@ def name_of(stage: Stage) -> str:
 def test_stages_run_where_the_data_and_the_options_ask_for_them_and_describe_says_so(packed, jpegs, name):
     case = CASES[name]
     loader = loader_of(case, packed, jpegs)
-    steps = [step for stage in loader._recipe.stages for step in stage.steps()]
-    found = {where: " ".join(name_of(step) for step in steps if step.where is where) for where in Where}
+    steps = [(step, stage.where) for stage in loader._recipe.stages for step in stage.steps()]
+    found = {where: " ".join(name_of(step) for step, here in steps if here is where) for where in Where}
     assert found == {
         Where.THREAD: case.thread, Where.PROCESS: case.process, Where.SIDE_STREAM: case.side_stream,
         Where.USE: case.use,
     }  # fmt: skip
     lines = loader.describe().splitlines()
     assert len(lines) == len(steps)
-    for line, step in zip(lines, steps, strict=True):
-        assert line.split()[0] == type(step).__name__ and f"  {step.where.value}  " in line
+    for line, (step, where) in zip(lines, steps, strict=True):
+        assert line.split()[0] == type(step).__name__ and f"  {where.value}  " in line
         assert step.why and line.endswith(f"  {step.why}")
         assert len(line) <= 170
 
