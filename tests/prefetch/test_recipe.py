@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,3 +218,10 @@ def test_what_stands_behind_a_stage_is_true_of_this_loader(packed, jpegs):
     assert "Numbers" in line_of(FastLoader(Numbers(), 4), "Samples")
     assert "in device memory" in line_of(FastLoader(packed, 4, device=Device(), cache="device"), "WriteIndex")
     assert "in host memory" in line_of(FastLoader(packed, 4, device=Device(), cache="host"), "WriteIndex")
+
+
+def test_the_page_on_training_shows_what_is_printed(packed):
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    shown = page.partition("`print(loader.describe())`")[2].partition("```text\n")[2].partition("```")[0]
+    normalize = Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    assert shown == FastLoader(packed, 4, transform=[RandomHorizontalFlip(), normalize]).describe() + "\n"
