@@ -280,7 +280,7 @@ class FastLoader:
             self._producer = Producer(self._options, self._recipe)
 
     def describe(self) -> str:
-        """Returns the stages that make a batch, a line each: name, where it runs, and why."""
+        """Returns the stages that make a batch, a line each: name, where it runs, and why, or what it works on."""
         self._find_rank()
         return self._recipe.describe()
 

@@ -21,6 +21,8 @@ from fastload.prefetch.stages.own_sizes import (
     SendPixels,
     SetPixelsApart,
     TransformEach,
+    padded,
+    padded_by_mask,
     sizes_of,
 )
 from fastload.prefetch.stages.rows import GatherRows
@@ -203,10 +205,34 @@ def test_images_of_a_list_that_are_used_again_get_memory_of_their_own(file, last
 
 def test_pixels_are_sent_to_the_device_each_field_in_one_piece(file):
     backend = Device()
-    work = decoded(file, behind=[SendPixels(), SetPixelsApart()], device=backend, leaves=True)
+    work = decoded(file, behind=[SendPixels(None, VOID), SetPixelsApart()], device=backend, leaves=True)
     for name in ("images", "masks"):
         sent = work.extra[name]
         assert len({one.untyped_storage().data_ptr() for one in sent}) == 1
         for one, sample in zip(sent, as_they_are(file), strict=True):
             assert_is(one, sample[name])
     assert backend.pinned == 0, "given back when what the stages share was closed"
+
+
+def test_pixels_that_no_transform_changes_there_are_padded_on_their_way(file):
+    form, backend = BatchForm("pad", 16), Device()
+    work = decoded(file, form=Pad(16), behind=[SendPixels(form, VOID), SetPixelsApart()], device=backend, leaves=True)
+    here = decoded(file, form=Pad(16), behind=[PadImages(form, VOID, Where.THREAD)])
+    for name in ("images", "masks"):
+        assert_is(work.extra[name], here.fields[name])
+    assert work.extra["images"].is_contiguous(memory_format=torch.channels_last)
+    assert work.extra["sizes"].tolist() == here.facts["sizes"].tolist() and backend.pinned == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.float32])
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_a_device_pads_a_batch_in_some_launches_as_the_cpu_does_sample_by_sample(dtype, multiple):
+    form, generator = BatchForm("pad", multiple), torch.Generator().manual_seed(0)
+    sizes = [(3, 9), (11, 2), (5, 5), (1, 1)]
+    images = [torch.randint(0, 256, (3, *size), generator=generator).to(dtype) for size in sizes]
+    pixels = {"images": images, "masks": [torch.randint(0, 9, size, generator=generator).byte() for size in sizes]}
+    right = padded(pixels, form, VOID)
+    for name, found in padded_by_mask(pixels, form, VOID).items():
+        assert found.shape == right[name].shape and found.dtype == right[name].dtype
+        assert found.stride() == right[name].stride()
+        assert torch.equal(found.float(), right[name].float()), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ def jpegs(tmp_path_factory):
 
 @dataclass
 class Case:
-    """Stages by where they run, in order; those that `WhileHeld` runs count by themselves."""
+    """Stages by where they run, in order; those that another one runs count by themselves."""
 
     options: dict[str, Any]
     thread: str = ""
@@ -85,6 +86,26 @@ CASES = {
         {"device": True, "cache": "device", "echo": 2}, "WriteFacts WriteIndex ReadTexts DrawNumbers",
         side_stream="CopySlot HoldCached", use="GatherCached Transform", fields=("images", "key"),
     ),
+    "raw, device, transformed": Case(
+        {"device": True, "transform": TRAINING}, "WriteFacts GatherRows DrawNumbers",
+        side_stream="CopySlot Transform",
+    ),
+    "raw, device, mixed": Case(
+        {"device": True, "transform": [MixUp(num_classes=3)]}, "WriteFacts GatherRows DrawNumbers",
+        side_stream="CopySlot", use="Transform",
+    ),
+    "raw, cached on the device": Case(
+        {"device": True, "transform": TRAINING, "cache": "device"}, "WriteFacts WriteIndex DrawNumbers",
+        side_stream="CopySlot HoldCached GatherCached Transform",
+    ),
+    "raw, cached on the host": Case(
+        {"device": True, "transform": TRAINING, "cache": "host"}, "WriteFacts WriteIndex DrawNumbers",
+        side_stream="CopySlot FetchCached Transform",
+    ),
+    "JPEGs, device": Case(
+        {"transform": TRAINING, "device": True}, "WriteFacts GatherRows CutRows Store DrawNumbers",
+        side_stream="CopySlot Transform", data="jpegs",
+    ),
     "JPEGs": Case({"transform": TRAINING}, "GatherRows CutRows TransformInThread Store Present", data="jpegs"),
     "JPEGs, no more than cut": Case({"transform": [Resize((9, 9))]}, "GatherRows CutRows Store Present", data="jpegs"),
     "JPEGs, echoed": Case(
@@ -117,12 +138,26 @@ CASES = {
     "padded, device": Case(
         {"batch": "pad", "transform": LATER, "device": True},
         "WriteFacts GatherRows DecodeOwnSizes SendPixels SetPixelsApart Store",
+        side_stream="CopySlot JoinPixels TransformEach PadImages", use="SaySizes", data="jpegs",
+    ),
+    "padded, device, echoed": Case(
+        {"batch": "pad", "transform": LATER, "device": True, "echo": 2},
+        "WriteFacts GatherRows DecodeOwnSizes SendPixels SetPixelsApart Store",
         side_stream="CopySlot", use="JoinPixels TransformEach PadImages SaySizes", data="jpegs",
+    ),
+    "padded, device, not transformed": Case(
+        {"batch": "pad", "device": True}, "WriteFacts GatherRows DecodeOwnSizes SendPixels SetPixelsApart Store",
+        side_stream="CopySlot JoinPixels", use="SaySizes", data="jpegs",
+    ),
+    "JPEGs, decoded by the device": Case(
+        {"transform": TRAINING, "device": True}, "WriteFacts GatherRows DecodeOnDevice Store DrawNumbers",
+        side_stream="CopySlot JoinPixels Transform", data="jpegs", decode="device",
     ),
     "a Python dataset": Case({}, process="Samples", data="python"),
     "a Python dataset, transformed": Case({"transform": [Slow()]}, process="Samples", use="Transform", data="python"),
     "a Python dataset, device, echoed": Case(
-        {"transform": TRAINING[1:], "device": True, "echo": 2}, "DrawNumbers", "Samples", "CopySlot", "Transform", "python"
+        {"transform": TRAINING[1:], "device": True, "echo": 2}, "DrawNumbers", process="Samples",
+        side_stream="CopySlot", use="Transform", data="python",
     ),
     "a packed dataset's own transform": Case({}, process="Samples", transform=as_it_is),
 }  # fmt: skip
@@ -139,23 +174,23 @@ def loader_of(case, packed, jpegs):
 
 def name_of(stage: Stage) -> str:
     name = type(stage).__name__
-    return "Transform" if name in ("TransformAtUse", "TransformBatch") else name
+    return "Transform" if name == "TransformBatch" else name
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_stages_run_where_the_data_and_the_options_ask_for_them_and_describe_says_so(packed, jpegs, name):
     case = CASES[name]
     loader = loader_of(case, packed, jpegs)
-    steps = [step for stage in loader._recipe.stages for step in stage.steps()]
-    found = {where: " ".join(name_of(step) for step in steps if step.where is where) for where in Where}
+    steps = [(step, stage.where) for stage in loader._recipe.stages for step in stage.steps()]
+    found = {where: " ".join(name_of(step) for step, here in steps if here is where) for where in Where}
     assert found == {
         Where.THREAD: case.thread, Where.PROCESS: case.process, Where.SIDE_STREAM: case.side_stream,
         Where.USE: case.use,
     }  # fmt: skip
     lines = loader.describe().splitlines()
     assert len(lines) == len(steps)
-    for line, step in zip(lines, steps, strict=True):
-        assert line.split()[0] == type(step).__name__ and f"  {step.where.value}  " in line
+    for line, (step, where) in zip(lines, steps, strict=True):
+        assert line.split()[0] == type(step).__name__ and f"  {where.value}  " in line
         assert step.why and line.endswith(f"  {step.why}")
         assert len(line) <= 170
 
@@ -168,6 +203,8 @@ def line_of(loader, stage):
 def test_what_stands_behind_a_stage_is_true_of_this_loader(packed, jpegs):
     slow = FastLoader(packed, 4, transform=[*TRAINING, Slow()])
     assert "Slow" in line_of(slow, "Transform") and "RandomResizedCrop" not in line_of(slow, "Transform")
+    mixed = line_of(FastLoader(packed, 4, transform=[*TRAINING, MixUp(num_classes=3)], device=Device()), "Transform")
+    assert "MixUp" in mixed and "RandomResizedCrop" not in mixed
     assert "echo" in line_of(FastLoader(packed, 4, transform=TRAINING, echo=2), "Transform")
     in_threads = line_of(FastLoader(packed, 4, transform=TRAINING), "TransformInThread")
     assert "RandomResizedCrop, RandomHorizontalFlip, Normalize" in in_threads
@@ -181,3 +218,10 @@ def test_what_stands_behind_a_stage_is_true_of_this_loader(packed, jpegs):
     assert "Numbers" in line_of(FastLoader(Numbers(), 4), "Samples")
     assert "in device memory" in line_of(FastLoader(packed, 4, device=Device(), cache="device"), "WriteIndex")
     assert "in host memory" in line_of(FastLoader(packed, 4, device=Device(), cache="host"), "WriteIndex")
+
+
+def test_the_page_on_training_shows_what_is_printed(packed):
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    shown = page.partition("`print(loader.describe())`")[2].partition("```text\n")[2].partition("```")[0]
+    normalize = Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    assert shown == FastLoader(packed, 4, transform=[RandomHorizontalFlip(), normalize]).describe() + "\n"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import h5py
 import numpy as np
 import pytest
@@ -42,14 +45,18 @@ def files(images, tmp_path_factory):
     return made
 
 
-def copied(path, rows=ROWS, *, behind=(), fields=None, prepare=lambda work: None):
+def copied(path, rows=ROWS, *, fields=None, prepare=lambda work: None):
     """The work of a batch behind its copy, and the device, which has copied nothing yet."""
     backend = LateBackend(patience=1)
     with opened(PackedDataset(path, fields=fields), device=backend) as shared:
         dataset = shared.options.packed.dataset
         names = [name for name, _, _ in dataset.layout()]
-        stages = [WriteFacts(), GatherRows(dataset, names, into_slot=True), *behind]
-        work = run_alone(shared, [*stages, CopySlot(backend, dataset.file)], rows, prepare=prepare)
+        stages = [
+            WriteFacts(),
+            GatherRows(dataset, names, into_slot=True),
+            CopySlot(backend, dataset.file, again=False),
+        ]
+        work = run_alone(shared, stages, rows, prepare=prepare)
         assert {one.untyped_storage().data_ptr() for one in work.fields.values()} <= {
             one.untyped_storage().data_ptr() for one in work.memory
         }, "the allocator is told of all memory that the loop reads"
@@ -118,7 +125,7 @@ def test_what_does_not_lie_in_a_slot_is_copied_array_by_array_and_densely(images
         work.arrays, work.in_one_piece = {"images": given, "labels": np.arange(8)[::2]}, False
 
     with opened(torch.utils.data.TensorDataset(torch.arange(9)), device=backend) as shared:
-        work = run_alone(shared, [CopySlot(backend, None)], ROWS, prepare=apart)
+        work = run_alone(shared, [CopySlot(backend, None, again=False)], ROWS, prepare=apart)
     backend.drain()
     assert seen == [True, True] and work.fields["labels"].tolist() == [0, 2, 4, 6]
     assert torch.equal(work.fields["images"], torch.from_numpy(images[ROWS]).permute(0, 3, 1, 2))
@@ -131,10 +138,32 @@ def test_numbers_that_were_drawn_cross_with_the_slot_and_stay_within_the_loader(
         dataset = shared.options.packed.dataset
         draw = DrawNumbers(augmentation(shared, [RandomHorizontalFlip()]), 1, ImageSpec(3, 9, 7, torch.uint8))
         stages = [WriteFacts(), GatherRows(dataset, ["images", "labels"], into_slot=True), draw]
-        work = run_alone(shared, [*stages, CopySlot(backend, dataset.file)], ROWS)
+        work = run_alone(shared, [*stages, CopySlot(backend, dataset.file, again=False)], ROWS)
     backend.drain()
     assert WORDS not in work.fields and backend.crossed == 1
     assert torch.equal(work.inner[WORDS], torch.from_numpy(work.slot.arrays[WORDS]))
+
+
+def test_for_kernels_of_the_side_stream_all_slots_are_copied_to_the_same_memory(files, images):
+    backend = LateBackend(patience=1)
+    with opened(files["int64"], device=backend) as shared:
+        dataset = shared.options.packed.dataset
+        copy = CopySlot(backend, dataset.file, again=True)
+        stages = [WriteFacts(), GatherRows(dataset, ["images", "labels"], into_slot=True), copy]
+        first = run_alone(shared, stages, ROWS)
+        backend.drain()
+        assert torch.equal(first.fields["images"], torch.from_numpy(images[ROWS]).permute(0, 3, 1, 2))
+        second = run_alone(shared, stages, ROWS[::-1])
+        backend.drain()
+    assert first.raw is second.raw and first.fields["images"].data_ptr() == second.fields["images"].data_ptr()
+    assert not any(one is first.raw for one in first.memory), "the loop's stream does not read it"
+    assert torch.equal(first.fields["images"], torch.from_numpy(images[ROWS[::-1]]).permute(0, 3, 1, 2))
+    assert (first.fields["labels"].tolist(), second.fields["labels"].tolist()) == (ROWS, ROWS[::-1])
+    held = weakref.ref(first.raw)
+    copy.close()
+    del first, second
+    gc.collect()
+    assert held() is None
 
 
 def test_what_is_on_the_device_already_is_not_copied_and_not_freed_before_it_is_used(files):

@@ -103,6 +103,26 @@ def test_for_each_use_a_batch_is_transformed_anew_and_the_next_use_sees_nothing_
     assert torch.equal(without.fields["masks"], before["masks"]), "without images nothing is drawn for the others"
 
 
+@pytest.mark.parametrize("transforms", [FLOATS, [RandomHorizontalFlip(p=0)]])
+def test_on_the_side_stream_a_batch_gets_memory_of_its_own_and_nothing_else_of_it_is_kept(packed, transforms):
+    backend = Device(patience=1)
+    with opened(
+        PackedDataset(packed, fields=["images", "labels", "masks"]), device=backend, transform=transforms
+    ) as shared:
+        recipe = make_recipe(shared.options)
+        work = run_alone(shared, recipe.stages, ROWS, epoch=1)
+        backend.drain()
+        assert not recipe.at(Where.USE)
+        raw = work.raw.untyped_storage().data_ptr()
+    right = expected(packed, transforms, epoch=1)
+    for name in ("images", "labels", "masks"):
+        assert torch.equal(work.fields[name], right[name]) and work.fields[name].dtype == right[name].dtype
+    assert work.fields["images"].is_contiguous(memory_format=torch.channels_last)
+    of_user = {one.untyped_storage().data_ptr() for one in work.fields.values()}
+    assert raw not in of_user, "the next batch is copied there"
+    assert of_user == {one.untyped_storage().data_ptr() for one in work.memory} and not work.inner
+
+
 @pytest.mark.parametrize("uses", [1, 3])
 def test_numbers_of_all_uses_are_drawn_into_the_slot_and_are_those_of_the_hand_over(packed, uses):
     with opened(PackedDataset(packed, fields=["images"]), device=Device(), transform=FLOATS, echo=uses) as shared:
