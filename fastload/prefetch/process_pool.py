@@ -27,7 +27,7 @@ from fastload.distributed.ranks import local_world_size
 from fastload.errors import WorkerError, WorkerTimeoutError
 from fastload.prefetch.auto_workers import WatchedPass
 from fastload.prefetch.coming import announced
-from fastload.prefetch.fill_threads import FillThreads, Orders
+from fastload.prefetch.fill_threads import FillThreads
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.recipe import Recipe
 from fastload.prefetch.resolved import Resolved, most_pinned
@@ -39,7 +39,7 @@ from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.stages.rows import fact_fields
 from fastload.prefetch.stages.transform import DrawNumbers
 from fastload.prefetch.torch_workers import DeadWorkerError, Workers, start_workers
-from fastload.prefetch.work import Epochs, Work, coalesced, fields_on_cpu, split
+from fastload.prefetch.work import Epochs, Orders, Work, coalesced, fields_on_cpu, split
 from fastload.prefetch.worker_requests import NO_SLOT, Sender
 from fastload.system.machine import available_memory, busy_processes_s, which_end
 from fastload.timing.probe import WorkerInfo
