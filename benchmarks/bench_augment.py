@@ -42,7 +42,7 @@ from torch.utils.data import DataLoader, Dataset
 import fastload
 import harness
 from fastload import FastLoader, PackedDataset
-from fastload.prefetch.row_transformer import RowTransformer
+from fastload.prefetch.stages.rows import MappedImages
 from fastload.transforms import ColorJitter, Draws, Normalize, RandomHorizontalFlip, RandomResizedCrop
 from fastload.transforms.engine.placement import Placement
 from fastload.transforms.engine.resample import place_batch
@@ -135,8 +135,7 @@ class Bench:
         """
         loader = self.loaders.get((str(transform), windows))
         if loader is None:
-            mapped = RowTransformer._mapped_images
-            with patch.object(RowTransformer, "_mapped_images", mapped if windows else lambda _: None):
+            with patch.object(MappedImages, "open", MappedImages.open if windows else lambda *_: False):
                 loader = FastLoader(
                     self.images, min(BATCH_SIZE, self.options.rows // 4), workers=THREADS, transform=transform
                 )

@@ -30,7 +30,7 @@ from torch.utils.data import Dataset
 import harness
 from fastload import FastLoader, PackedDataset
 from fastload.format.header import read_header
-from fastload.prefetch.process_stream import ProcessFeed
+from fastload.prefetch.process_pool import ProcessPool
 from fastload.profiling.bench.passes import repeat_epochs, run_for, touch_batch
 from fastload.profiling.tune.candidates import Candidate, TuneOptions
 from fastload.profiling.tune.search import Search
@@ -145,7 +145,8 @@ class Bench:
         if "tuned" in rates:
             pairs = zip(rates["auto"], rates["tuned"], strict=True)
             values["auto_over_tuned"] = harness.spread([one / other for one, other in pairs])
-        auto_workers = auto._feed.num_workers if isinstance(auto._feed, ProcessFeed) else base.workers
+        pool = auto._producer.pool
+        auto_workers = pool.number if isinstance(pool, ProcessPool) else base.workers
         self.journal.note(name, auto_workers=auto_workers, **record, **values)
         for loader in ways.values():
             loader.close()

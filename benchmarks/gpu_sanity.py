@@ -26,8 +26,8 @@ import harness
 from fastload import FastLoader, PackedDataset
 from fastload import transforms as fast
 from fastload.device import Backend, open_backend
-from fastload.prefetch.cached_feed import RowCache
 from fastload.prefetch.ring import allocate_aligned
+from fastload.prefetch.row_cache import RowCache
 from fastload.transforms import Draws, apply_transforms
 from gpu_bench import Bench
 from gpu_device import Device
