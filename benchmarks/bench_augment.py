@@ -135,7 +135,8 @@ class Bench:
         """
         loader = self.loaders.get((str(transform), windows))
         if loader is None:
-            with patch.object(MappedImages, "open", MappedImages.open if windows else lambda *_: False):
+            mapped = MappedImages.open
+            with patch.object(MappedImages, "open", mapped if windows else lambda *_: False):
                 loader = FastLoader(
                     self.images, min(BATCH_SIZE, self.options.rows // 4), workers=THREADS, transform=transform
                 )

@@ -210,6 +210,36 @@ class Backend:
             tensor.record_stream(compute)
 
 
+_CHANNELS_FIRST = (0, 3, 1, 2)
+
+
+def own_copy(source: torch.Tensor, backend: Backend, *, channels_last: bool = False) -> torch.Tensor:
+    """Returns a dense copy of a device tensor, made by the current stream; `channels_last` of images (B, C, H, W)."""
+    batch, *inside = source.shape
+    shape = (batch, *inside[1:], inside[0]) if channels_last else (batch, *inside)
+    copy = backend.empty(shape, source.dtype)
+    copy = copy.permute(_CHANNELS_FIRST) if channels_last else copy
+    backend.fill(copy, source)
+    return copy
+
+
+def moved_as_stored(
+    images: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor], backend: Backend | None = None
+) -> torch.Tensor:
+    """Returns images (N, H, W, C), moved by a function of dense tensors, (B, C, H, W) in channels_last memory.
+
+    Images stored as (C, H, W) are moved in that layout and transposed on the device, on the side stream if the backend
+    is given.
+    """
+    channels_first = images.permute(_CHANNELS_FIRST)
+    if images.is_contiguous() or not channels_first.is_contiguous():
+        return move(images.contiguous()).permute(_CHANNELS_FIRST)
+    moved = move(channels_first)
+    if backend is None:
+        return moved.contiguous(memory_format=torch.channels_last)
+    return own_copy(moved, backend, channels_last=True)
+
+
 class Pins:
     """Host memory that is pinned for a device, exactly as large as it is: torch's own comes in powers of two.
 

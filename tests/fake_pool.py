@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastload.prefetch.fill_threads import Orders
 from fastload.prefetch.ring import Slot
 from fastload.prefetch.run import Coming, Run
 from fastload.prefetch.waiting import Patience
-from fastload.prefetch.work import Work, coalesced
+from fastload.prefetch.work import Orders, Work, coalesced
 from fastload.timing.probe import WorkerInfo
 
 

@@ -33,6 +33,7 @@ from fastload.errors import (
     SourceError,
     StateError,
 )
+from fastload.estimate import estimate_file
 from fastload.export import export_file
 from fastload.format.header import PackedFile, read_header, read_shard
 from fastload.format.ragged import Column
@@ -570,6 +571,16 @@ def test_shards_hold_what_one_file_holds(photos, tmp_path, options):
     before = {path: path.read_bytes() for path in tmp_path.glob("0*/*.h5")}
     pack_images(photos, tmp_path / "out.h5", workers=0, shards=5, spread=2, overwrite=True, **options)
     assert before == {path: path.read_bytes() for path in before}, "shards are the same bytes each time"
+
+
+def test_sizes_are_estimated_of_shards_that_are_compressed(photos, tmp_path):
+    pack_images(photos, tmp_path / "out.h5", workers=0, size=16, codec="gzip", shards=3)
+    kept = 0
+    for shard in tmp_path.glob("out-*.h5"):
+        with h5py.File(shard) as file:
+            kept += file["images"].id.get_storage_size()
+    found = estimate_file(tmp_path / "out.h5")
+    assert found is not None and found.stores[0].store == "as it is" and found.stores[0].bytes == kept
 
 
 def test_pixels_of_shards_fill_whole_pages_where_they_can():

@@ -85,7 +85,7 @@ class FastLoader:
             fixed shares, ranks read these instead. "elastic": as "auto", but ranks share each step, not the epoch: its
             world size * batch_size rows are the same for any number of ranks, also in an epoch that other ranks began;
             so are the random numbers of transforms, and of Python code that makes samples one by one.
-        workers: number of reading threads, or of processes that run Python. None: 2 threads for plain copies, up to 8
+        workers: number of reading threads, or of processes that run Python. None: 2 threads for plain copies, up to 12
             for a GPU (one CPU stays free where there are more than 2, and fewer read where their batches would pin more
             than 1 GiB), otherwise one per CPU that this rank may use, at most 16. "auto" begins with that, and starts
             more processes for an epoch if in the last one the loop waited while the processes waited for a disk or a

@@ -1,15 +1,14 @@
 """Makes batches ahead of the training loop, in threads or worker processes, in memory that is used again.
 
-Input: planned batches, as rows of a packed file or indices of a dataset. Output: filled batches in the order
-planned, as arrays over the slots of a ring, then as tensors on their device.
+Input: planned batches, as rows of a packed file or indices of a dataset. Output: works in the order planned, as tensors
+over the slots of a ring, or on their device.
 
-Read first: `ring` (the slots), then the feeds, which a loader keeps and which begin a stream for each pass:
-`thread_stream` (threads read packed files; `row_transformer` lets them run transforms as well, `own_sizes` keeps images
-in their own sizes, `device_decoder` has the device decode JPEGs), `process_stream` (worker processes run Python;
-`worker_requests` asks them, `sample_worker` and `sample_layout` write samples to slots), `cached_feed` (rows kept in
-memory; `cache_choice` decides where). `device_stage` copies batches to their device while the model computes.
-`resolved` has a loader's options, which all of these obey, `inputs` its data; `auto_workers` chooses the number of
-processes.
+Read first: `work` (a batch on its way), `stage` (a step on it) and `recipe` (which steps a loader's batches take, and
+where; the steps are in `stages/`), then `producer`, which takes works from a pool (`run`), in order: `thread_pool`
+(threads, `fill_threads`, run stages) or `process_pool` (worker processes run Python; `worker_requests` asks them,
+`sample_worker` and `sample_layout` write samples to slots). `device_thread` brings works to the device ahead of the
+loop. `ring` has the slots, `row_cache` rows kept in memory (`cache_choice` decides where). `resolved` has a loader's
+options, which all of these obey, `inputs` its data; `auto_workers` chooses the number of processes.
 
 Imports everything up to `read`, `dataset`, `device` and `transforms`; never the loader.
 """

@@ -23,13 +23,14 @@ from typing import ClassVar
 import numpy as np
 
 from fastload.device import Pins
+from fastload.distributed.ranks import local_world_size
 from fastload.errors import WorkerError, WorkerTimeoutError
 from fastload.prefetch.auto_workers import WatchedPass
 from fastload.prefetch.coming import announced
-from fastload.prefetch.fill_threads import FillThreads, Orders
+from fastload.prefetch.fill_threads import FillThreads
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.recipe import Recipe
-from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.resolved import Resolved, most_pinned
 from fastload.prefetch.ring import SLACK, Ring, Slot, SlotField
 from fastload.prefetch.run import Coming, Run
 from fastload.prefetch.sample_layout import SampleLayout, as_array, check_samples, warn_of_change
@@ -38,9 +39,9 @@ from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.stages.rows import fact_fields
 from fastload.prefetch.stages.transform import DrawNumbers
 from fastload.prefetch.torch_workers import DeadWorkerError, Workers, start_workers
-from fastload.prefetch.work import Epochs, Work, coalesced, fields_on_cpu, split
+from fastload.prefetch.work import Epochs, Orders, Work, coalesced, fields_on_cpu, split
 from fastload.prefetch.worker_requests import NO_SLOT, Sender
-from fastload.system.machine import busy_processes_s, which_end
+from fastload.system.machine import available_memory, busy_processes_s, which_end
 from fastload.timing.probe import WorkerInfo
 
 _log = logging.getLogger("fastload")
@@ -377,7 +378,7 @@ class ProcessPool:
 
     def skip_before(self, run: int) -> None:
         """Lets the workers skip the batches of runs with lower numbers; they finish the sample they are at."""
-        if not self._closed and self._pid == os.getpid():  # a fork's feed has no workers, but the same memory
+        if not self._closed and self._pid == os.getpid():  # a fork's pool has no workers, but the same memory
             self._wanted_from = self._wanted[0] = run
 
     def begin_pass(self) -> None:
@@ -404,7 +405,12 @@ class ProcessPool:
         fields = layout.slot_fields(options.plan.batch_size)
         pin = self._pins.add_if_possible if self._pins is not None else None
         ring = Ring(fields, 0, pin, manual_release=pin is not None)
-        self._add_slots(ring, SLACK + PREFETCH * self.number + 1)
+        slots = SLACK + PREFETCH * self.number + 1
+        if pin is not None:
+            # Fewer batches are under way where that many would pin too much memory; one a process, at least.
+            fitting = most_pinned(available_memory() // local_world_size()) // max(1, ring.slot_bytes)
+            slots = max(SLACK + self.number + 1, min(slots, fitting))
+        self._add_slots(ring, slots)
         assert self._sender is not None, "a worker gave the layout"
         self.layout, self.ring, self._sender.layout = layout, ring, layout
 

@@ -27,28 +27,41 @@ CUDA is reached through a `Backend`, so that the rules above are tested without 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from fastload.device import Backend
 from fastload.errors import WorkerTimeoutError
-from fastload.plan import EpochPlan, PlannedBatch
+from fastload.plan import EpochPlan, PlannedBatch, rank_share
+from fastload.prefetch.augmentation import Augmentation
 from fastload.prefetch.device_thread import DeviceThread
 from fastload.prefetch.process_pool import ProcessPool
-from fastload.prefetch.recipe import Recipe, load_cache
-from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.recipe import Recipe
+from fastload.prefetch.resolved import Resolved, default_workers
 from fastload.prefetch.ring import SLOTS_IN_COPY, Slot
+from fastload.prefetch.row_cache import RowCache, empty_cache
 from fastload.prefetch.run import Pool, Run
 from fastload.prefetch.stage import Where
+from fastload.prefetch.stages.cached import FillCache
+from fastload.prefetch.stages.rows import GatherRows
 from fastload.prefetch.thread_pool import ThreadPool
 from fastload.prefetch.work import Epochs, Work
 from fastload.system.threads import ShortSwitchInterval
 from fastload.timing.probe import Probe, span
+
+# Read at a time while a cache is filled: three slots of so many bytes, and one a thread, are pinned meanwhile.
+_LOAD_BYTES = 16 * 2**20
+
+_log = logging.getLogger("fastload")
 
 READY_ON_DEVICE = 2
 """Batches that are brought to the device ahead of the loop."""
@@ -314,6 +327,54 @@ class Producer(Iterator[Work]):
         _, slot = self._copying.popleft()
         if self.pool is not None:
             self.pool.release(slot)
+
+
+def load_cache(options: Resolved) -> RowCache:
+    """Returns a cache of the rows of a rank's share, or of all, with the fields asked for, read in the file's order.
+
+    Raises:
+        CacheError: the memory is not there.
+        FileChangedError: the file was written to or truncated.
+    """
+    location, backend = options.cache, options.backend
+    assert location is not None and backend is not None, "rows are cached for a device"
+    begun_s = time.perf_counter()
+    data, positions = options.packed, options.plan.rows
+    if options.keeps_share:
+        rank, world_size = options.share
+        own = rank_share(len(positions), rank=rank, world_size=world_size)
+        positions = positions[own.start : own.stop]
+    rows = data.rows_in_file(positions)
+    cache = empty_cache(data.dataset, rows, location, backend)
+    names = ", ".join(data.dataset.fields)
+    what = f'cache="{location}": {len(rows):,} rows of {data.name} ({names}; {cache.nbytes:,} bytes)'
+    _log.info("%s are being read into memory", what)
+    batch_rows = max(1, min(len(rows), _LOAD_BYTES * len(rows) // max(1, cache.nbytes)))
+    plan = replace(options.plan, batch_size=batch_rows, shuffle=False, fixed_pieces=0)
+    in_file_order = replace(options, plan=plan, cache=None, transforms=(), echo=1)
+    parts = (np.asarray(rows[first : first + batch_rows], np.int64) for first in range(0, len(rows), batch_rows))
+    planned = (PlannedBatch(part, np.ones(len(part), np.bool_), len(part), n) for n, part in enumerate(parts))
+    fill = FillCache(data.dataset, cache, backend, batch_rows)
+    gather = GatherRows(data.dataset, [name for name, _, _ in data.dataset.layout()], into_slot=True)
+    workers = options.workers or default_workers(data, batch_rows, computing=data.ragged, to_device=True)
+    no_transforms = Augmentation((), 0, 0, 0, {})
+    recipe = Recipe((gather, fill), no_transforms, workers=workers, threads=workers, ahead=workers)
+    producer = Producer(in_file_order, recipe)
+    try:
+        producer.open()
+        producer.read([(0, planned)])
+        for _ in producer:
+            pass
+    except BaseException:
+        if cache.pins is not None:
+            producer.close()
+            cache.pins.close()
+        raise
+    finally:
+        producer.close()
+    took_s = time.perf_counter() - begun_s
+    _log.info("%s were read in %.1f s (%.2f GB/s)", what, took_s, cache.nbytes / max(took_s, 1e-9) / 1e9)
+    return replace(cache, damaged=frozenset(fill.damaged))
 
 
 def _begin_of(reference: weakref.ref[Producer]) -> Callable[[], Work | None] | None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from fastload.errors import OptionError, level_of_the_user
 from fastload.format.header import PackedFile
-from fastload.plan import PlannedBatch, rank_share
 from fastload.prefetch.augmentation import Augmentation
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved, default_workers
-from fastload.prefetch.row_cache import RowCache, empty_cache
 from fastload.prefetch.stage import Stage, Where
-from fastload.prefetch.stages.cached import FetchCached, FillCache, GatherCached, HoldCached, WriteIndex
+from fastload.prefetch.stages.cached import FetchCached, GatherCached, HoldCached, WriteIndex
 from fastload.prefetch.stages.cut import CutRows
 from fastload.prefetch.stages.device_decode import DecodeOnDevice
 from fastload.prefetch.stages.own_sizes import (
@@ -41,11 +36,6 @@ from fastload.system import native
 from fastload.transforms import ImageSpec, check_pipeline
 from fastload.transforms.engine.size_head import SizeHead, find_placed_head, find_size_head
 from fastload.transforms.tv_tensors import refuse_torchvision
-
-# Read at a time while a cache is filled: three slots of so many bytes, and one a thread, are pinned meanwhile.
-_LOAD_BYTES = 16 * 2**20
-
-_log = logging.getLogger("fastload")
 
 
 @dataclass(frozen=True)
@@ -243,56 +233,6 @@ def _of_cache(options: Resolved, packed: PackedInput, augmentation: Augmentation
     )
     # One thread is enough for some numbers a sample, and is a few batches ahead.
     return Recipe(tuple(stages), augmentation, workers=workers, threads=1, ahead=2, decodes=packed.ragged)
-
-
-def load_cache(options: Resolved) -> RowCache:
-    """Returns a cache of the rows of a rank's share, or of all, with the fields asked for, read in the file's order.
-
-    Raises:
-        CacheError: the memory is not there.
-        FileChangedError: the file was written to or truncated.
-    """
-    from fastload.prefetch.producer import Producer
-
-    location, backend = options.cache, options.backend
-    assert location is not None and backend is not None, "rows are cached for a device"
-    begun_s = time.perf_counter()
-    data, positions = options.packed, options.plan.rows
-    if options.keeps_share:
-        rank, world_size = options.share
-        own = rank_share(len(positions), rank=rank, world_size=world_size)
-        positions = positions[own.start : own.stop]
-    rows = data.rows_in_file(positions)
-    cache = empty_cache(data.dataset, rows, location, backend)
-    names = ", ".join(data.dataset.fields)
-    what = f'cache="{location}": {len(rows):,} rows of {data.name} ({names}; {cache.nbytes:,} bytes)'
-    _log.info("%s are being read into memory", what)
-    batch_rows = max(1, min(len(rows), _LOAD_BYTES * len(rows) // max(1, cache.nbytes)))
-    plan = replace(options.plan, batch_size=batch_rows, shuffle=False, fixed_pieces=0)
-    in_file_order = replace(options, plan=plan, cache=None, transforms=(), echo=1)
-    parts = (np.asarray(rows[first : first + batch_rows], np.int64) for first in range(0, len(rows), batch_rows))
-    planned = (PlannedBatch(part, np.ones(len(part), np.bool_), len(part), n) for n, part in enumerate(parts))
-    fill = FillCache(data.dataset, cache, backend, batch_rows)
-    gather = GatherRows(data.dataset, [name for name, _, _ in data.dataset.layout()], into_slot=True)
-    workers = options.workers or default_workers(data, batch_rows, computing=data.ragged, to_device=True)
-    no_transforms = Augmentation((), 0, 0, 0, {})
-    recipe = Recipe((gather, fill), no_transforms, workers=workers, threads=workers, ahead=workers)
-    producer = Producer(in_file_order, recipe)
-    try:
-        producer.open()
-        producer.read([(0, planned)])
-        for _ in producer:
-            pass
-    except BaseException:
-        if cache.pins is not None:
-            producer.close()
-            cache.pins.close()
-        raise
-    finally:
-        producer.close()
-    took_s = time.perf_counter() - begun_s
-    _log.info("%s were read in %.1f s (%.2f GB/s)", what, took_s, cache.nbytes / max(took_s, 1e-9) / 1e9)
-    return replace(cache, damaged=frozenset(fill.damaged))
 
 
 def why_slow(options: Resolved, recipe: Recipe) -> str:

@@ -11,10 +11,9 @@ from typing import ClassVar, Protocol
 
 from fastload.prefetch.auto_workers import WatchedPass
 from fastload.prefetch.coming import Planned
-from fastload.prefetch.fill_threads import Orders
 from fastload.prefetch.ring import Slot
 from fastload.prefetch.waiting import Patience
-from fastload.prefetch.work import Epochs, Work
+from fastload.prefetch.work import Epochs, Orders, Work
 from fastload.read.fetch_ahead import FetchAhead
 from fastload.timing.probe import WorkerInfo
 

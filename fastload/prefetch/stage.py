@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +17,9 @@ import torch
 from fastload.device import Pins
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SlotField
+from fastload.prefetch.row_cache import RowCache
 from fastload.prefetch.work import Work
 from fastload.read.rows import Rows
-
-if TYPE_CHECKING:
-    from fastload.prefetch.row_cache import RowCache
 
 Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 """Shape and dtype of the fields of a sample, by name, as they lie in a slot: images (H, W, C)."""

@@ -19,7 +19,7 @@ from typing import ClassVar
 from fastload.errors import WorkerTimeoutError
 from fastload.prefetch.auto_workers import WatchedPass
 from fastload.prefetch.coming import announced
-from fastload.prefetch.fill_threads import FillThreads, Orders
+from fastload.prefetch.fill_threads import FillThreads
 from fastload.prefetch.recipe import Recipe
 from fastload.prefetch.resolved import Resolved, group_size
 from fastload.prefetch.ring import SLACK, SLOTS_IN_COPY, Ring, Slot, SlotField
@@ -28,7 +28,7 @@ from fastload.prefetch.run import Coming, Run
 from fastload.prefetch.stage import Layout, Opened, Where
 from fastload.prefetch.stages.rows import Present, WhileHeld
 from fastload.prefetch.waiting import doing, rows_in_words
-from fastload.prefetch.work import Epochs, Work, coalesced
+from fastload.prefetch.work import Epochs, Orders, Work, coalesced
 from fastload.timing.probe import WorkerInfo
 
 LEAST_PART = 8

@@ -11,22 +11,21 @@ import copy
 import functools
 import itertools
 import operator
+import queue
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastload.errors import DamagedRowError
 from fastload.plan import PlannedBatch
 from fastload.prefetch.ring import INNER, SampleForm, Slot
 from fastload.timing.results import BatchWork
-
-if TYPE_CHECKING:
-    from fastload.prefetch.fill_threads import Orders
 
 T = TypeVar("T", NDArray[Any], list[Any], torch.Tensor)
 
@@ -40,6 +39,53 @@ Epochs = Iterable[tuple[int, Iterator[PlannedBatch]]]
 
 ReplaceDamaged = Callable[[PlannedBatch, Collection[int]], PlannedBatch | None]
 """Returns a batch with damaged rows replaced by others of it; None: none is left. See `PlannedBatch.without`."""
+
+
+class Step(Protocol):
+    """What threads run on a work; see `Stage`."""
+
+    def run(self, work: Work) -> None:
+        """Does its part, in place."""
+
+
+@dataclass(frozen=True, eq=False)
+class Orders:
+    """What threads do with each work of a run: plan it, and run stages on it.
+
+    It is not the run, or the pool, so that threads do not keep these alive.
+    """
+
+    coming: Iterator[tuple[int, list[PlannedBatch]]]  # asked by one thread at a time, in the order of the works
+    stages: Sequence[Step]
+    by_parts: int = 0  # stages, from the first on, that several threads may run on parts of a batch
+    done_one: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)  # wakes who waits for a work
+    replace_damaged: ReplaceDamaged | None = None  # None: damaged rows are an error
+    views: Mapping[str, torch.dtype] = field(default_factory=dict)  # of fields that a slot holds as another dtype
+
+    def complete(self, work: Work) -> None:
+        """Runs the stages, but for those that ran on its parts; anew if rows are damaged, and to be replaced."""
+        work.in_slot()
+        first = self.by_parts if work.parts > 1 and not work.failed else 0
+        while True:
+            try:
+                for stage in self.stages[first:]:
+                    stage.run(work)
+                return
+            except DamagedRowError as error:
+                if self.replace_damaged is None or not work.replan(error.rows, self.replace_damaged):
+                    raise
+            first = 0
+            work.copied.clear()
+
+    def fill_part(self, work: Work, part: int) -> None:
+        """Runs the first stages on a part of a batch; damaged rows are an error."""
+        first, end = np.linspace(0, len(work.rows), work.parts + 1).astype(int).tolist()[part : part + 2]
+        if first == end:  # a batch of one row has no more parts
+            return
+        some = work.part(slice(first, end))
+        for stage in self.stages[: self.by_parts]:
+            stage.run(some)
+        work.copied += some.copied
 
 
 @dataclass(eq=False)

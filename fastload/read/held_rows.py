@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import Self, cast
 
 import numpy as np
@@ -29,10 +29,10 @@ class HeldRows:
     def __init__(self, index: PackedFile, shard: int) -> None:
         self._remote, self._shard = cast(RemoteShards, index.remote), shard
         self._fetcher, names = self._remote.cache.current(), self._remote.table.fields
-        pixels = [name for name in names if name in PIXEL_FIELDS]
-        columns = [one for name in pixels for one in index_columns(index, name).values()]
-        self._pixels = RemoteStore(index, [*pixels, *columns], "pread")
-        self._others = RemoteStore(index, [name for name in names if name not in PIXEL_FIELDS], "pread")
+        self._pixels = [name for name in names if name in PIXEL_FIELDS]
+        self._others = [name for name in names if name not in PIXEL_FIELDS]
+        columns = [one for name in self._pixels for one in index_columns(index, name).values()]
+        self._store = RemoteStore(index, [*names, *columns], "pread")
         self._announced: dict[int, list[int]] = {}  # by the first row of a span
         self._depth = max(1, min(self._remote.remote.in_flight, self._remote.room.fitting // 2))
         self._open = ExitStack()
@@ -44,23 +44,20 @@ class HeldRows:
     def __exit__(self, *_: object) -> None:
         for chunks in self._announced.values():
             self._fetcher.withdraw(chunks)
-        self._pixels.close()
-        self._others.close()
+        self._store.close()
         self._open.close()
 
     def fields(self, rows: range) -> AbstractContextManager[None]:
         """Returns a context within which the large fields of rows other than pixels are there."""
-        if not self._remote.table.fields or set(self._remote.table.fields) <= set(PIXEL_FIELDS):
-            return nullcontext()
-        return self._others.holding(self._located(rows))
+        return self._store.holding(self._located(rows), self._others)
 
     def ahead(self, spans: Iterable[range]) -> Iterator[range]:
         """Yields the spans of rows, whose pixels are fetched from some spans before on; each goes to `damaged`."""
         coming = deque[range]()
         for span in spans:
             located = self._located(span)
-            with self._pixels.holding(located, ()):
-                chunks = self._pixels.chunks_of(located)
+            with self._store.holding(located, ()):
+                chunks = self._store.chunks_of(located, self._pixels)
             self._announced[span.start] = chunks
             self._fetcher.announce(chunks)
             coming.append(span)
@@ -71,10 +68,10 @@ class HeldRows:
     def damaged(self, samples: CheckedSamples, rows: range) -> list[tuple[int, str]]:
         """Returns (row, why) of rows that are not what was packed, as `CheckedSamples.damaged` of the shard's copy."""
         try:
-            with self._pixels.holding(self._located(rows)):
+            with self._store.holding(self._located(rows), self._pixels):
                 return samples.damaged(rows)
         finally:
             self._fetcher.withdraw(self._announced.pop(rows.start, []))
 
     def _located(self, rows: range) -> Located:
-        return self._pixels.table.of_shard(self._shard, np.arange(rows.start, rows.stop, dtype=np.int64))
+        return self._store.table.of_shard(self._shard, np.arange(rows.start, rows.stop, dtype=np.int64))

@@ -23,8 +23,9 @@ from fastload.errors import (
 )
 from fastload.format.digests import DIGEST_FIELDS, row_digests
 from fastload.format.header import PIXEL_FIELDS, PackedFile, by_block, check_header, open_hdf5, read_header, read_shard
-from fastload.format.ragged import Column, index_names
+from fastload.format.ragged import Column
 from fastload.read.columns import open_columns
+from fastload.read.table import index_columns, index_part
 from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Arrays, Listing, Masks, first_few, require_unique
 from fastload.system.text import text_of
@@ -68,9 +69,8 @@ def list_packed(path: str | Path | PackedFile, damaged: list[int] | None = None)
         split[rows.start : rows.stop] = number
     own, sizes = {*_OWN}, np.zeros(file.num_rows, np.int64)
     for name in (name for name in PIXEL_FIELDS if name in file.fields):
-        field = file.fields[name]
-        own.update(index_names(name) if name in file.ragged else ())
-        sizes += values[f"{name}_bytes"] if name in file.ragged else file.fields[name].row_bytes
+        own.update(index_columns(file, name).values())
+        sizes += index_part(values, file, name, "bytes")
     columns = {name: _column(file, name, values[name]) for name in file.fields if name not in own and values[name].size}
     masks = None
     if "masks" in file.fields:

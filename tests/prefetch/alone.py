@@ -11,10 +11,9 @@ import numpy as np
 from fastload import FastLoader
 from fastload.plan import PlannedBatch
 from fastload.prefetch.augmentation import Augmentation
-from fastload.prefetch.fill_threads import Orders
 from fastload.prefetch.ring import Ring, SlotField
 from fastload.prefetch.stage import Layout, Opened, Stage, Where
-from fastload.prefetch.work import Work
+from fastload.prefetch.work import Orders, Work
 
 UNTOUCHED = 0xA5
 

@@ -13,7 +13,8 @@ from alone import opened, run_alone
 from late_backend import Device
 
 from fastload import FormatError
-from fastload.prefetch.recipe import load_cache, make_recipe
+from fastload.prefetch.producer import load_cache
+from fastload.prefetch.recipe import make_recipe
 from fastload.prefetch.row_cache import empty_cache
 from fastload.prefetch.stages.cached import FetchCached, FillCache, WriteIndex
 from fastload.prefetch.stages.rows import GatherRows

@@ -26,6 +26,7 @@ import torch
 from child_processes import child_environment, in_a_fork
 from late_backend import Device
 
+import fastload.prefetch.resolved
 import fastload.transforms.engine.pipeline
 from fastload.dataset import PackedDataset
 from fastload.errors import FileChangedError, OptionError, StateError, WorkerError
@@ -735,6 +736,20 @@ def test_masks_of_other_datasets_move_with_their_images(pixels):
     loader.close()
 
 
+def test_no_more_memory_is_pinned_for_processes_than_is_fair(packed, pixels, monkeypatch):
+    monkeypatch.setattr(fastload.prefetch.resolved, "_PINNED_BYTES", 1)
+    monkeypatch.setattr(fastload.prefetch.process_pool, "available_memory", lambda: 0)
+    device = Device()
+    loader = FastLoader(PackedDataset(packed, transform=as_it_is), 8, shuffle=False, device=device, workers=2)
+    for batch in loader:
+        assert_pixels(batch, pixels)
+    # Three of the loop, one a process and one, where two a process would be under way.
+    assert device.pinned == 6 * loader._producer.pool.ring.slot_bytes
+    device.drain()
+    loader.close()
+    assert device.pinned == 0
+
+
 def test_a_device_copies_from_pinned_slots_and_they_are_unpinned_at_the_end(packed, pixels):
     device = Device(patience=1)
     dataset = PackedDataset(packed, transform=as_it_is)
@@ -805,7 +820,9 @@ def test_a_batch_goes_to_its_device_in_one_copy_with_what_was_drawn(
     expected.close()
     device = Device()
     loader, record, recorded = FastLoader(dataset, 16, device=device, **options), device.record, []
-    device.record = lambda: recorded.append(device.crossed) or record()  # once for each batch that is brought there
+    device.record = lambda again=None: (
+        recorded.append(device.crossed) or record(again)
+    )  # once for each batch that is brought there
     if transforms is CHANGING:
         monkeypatch.setattr(fastload.transforms.engine.pipeline, "drawn_now", None)
     for epoch in range(2):

@@ -38,10 +38,10 @@ def with_cpus(monkeypatch):
     [
         (1, None, 1), (2, None, 2), (3, None, 2), (96, None, 2),
         (1, 30 * MB, 1), (2, 30 * MB, 2), (3, 30 * MB, 2), (4, 30 * MB, 3), (8, 30 * MB, 7), (9, 30 * MB, 8),
-        (96, 30 * MB, 8),
+        (15, 30 * MB, 8), (16, 30 * MB, 12), (96, 30 * MB, 12),
         # All slots in one GiB, three of them without a thread; two threads whatever they take.
-        (96, GIB // 11, 8), (96, GIB // 11 + 1, 7), (96, 150 * MB, 4), (96, GIB // 5, 2), (96, GIB, 2),
-        (96, 9 * GIB, 2), (1, 9 * GIB, 1), (96, 0, 8),
+        (96, GIB // 15, 12), (96, GIB // 15 + 1, 11), (96, 150 * MB, 4), (96, GIB // 5, 2), (96, GIB, 2),
+        (96, 9 * GIB, 2), (1, 9 * GIB, 1), (96, 0, 12),
     ],
 )  # fmt: skip
 def test_threads_that_copy_are_so_many(cpus, batch_bytes, threads):
@@ -50,13 +50,13 @@ def test_threads_that_copy_are_so_many(cpus, batch_bytes, threads):
 
 def test_threads_that_copy_are_more_where_much_memory_is_free():
     free = [0, 32 * GIB, 48 * GIB, 64 * GIB, 512 * GIB]
-    assert [copying_threads(96, GIB // 5, one) for one in free] == [2, 2, 4, 7, 8]
+    assert [copying_threads(96, GIB // 5, one) for one in free] == [2, 2, 4, 7, 12]
 
 
 @given(cpus=st.integers(1, 256), batch_bytes=st.none() | st.integers(0, 4 * GIB), free=st.integers(0, 2000 * GIB))
 def test_threads_that_copy_are_no_more_than_cpus_nor_pin_more_than_is_fair(cpus, batch_bytes, free):
     threads = copying_threads(cpus, batch_bytes, free)
-    assert 1 <= threads <= min(cpus, 8)
+    assert 1 <= threads <= min(cpus, 12 if cpus >= 16 else 8)
     if batch_bytes is not None:
         assert threads <= 2 or (SLOTS_IN_COPY + 1 + threads) * batch_bytes <= max(GIB, free / 32)
         assert threads >= min(2, cpus)
@@ -65,7 +65,15 @@ def test_threads_that_copy_are_no_more_than_cpus_nor_pin_more_than_is_fair(cpus,
 
 @pytest.mark.parametrize(
     ("cpus", "ranks", "device", "threads"),
-    [(16, 1, False, 2), (16, 1, True, 8), (16, 2, True, 7), (16, 4, True, 3), (16, 8, True, 2), (4, 8, True, 1)],
+    [
+        (16, 1, False, 2),
+        (16, 1, True, 12),
+        (15, 1, True, 8),
+        (16, 2, True, 7),
+        (16, 4, True, 3),
+        (16, 8, True, 2),
+        (4, 8, True, 1),
+    ],
 )
 def test_a_loader_takes_the_cpus_of_its_rank(packed, with_cpus, cpus, ranks, device, threads):
     with_cpus(cpus, ranks)
@@ -101,14 +109,14 @@ def test_large_batches_are_read_by_fewer_threads_unless_they_are_asked_for(packe
         with_device.close()
 
 
-def test_eight_threads_deliver_the_batches_that_one_does(packed, with_cpus):
+def test_twelve_threads_deliver_the_batches_that_one_does(packed, with_cpus):
     with_cpus(16)
     expected = list(FastLoader(packed, 4, seed=3, workers=1))
     loader = FastLoader(packed, 4, seed=3, device=Device())
     for _ in range(2):
         loader.set_epoch(0)
         found = [([tensor.clone() for tensor in batch], batch.rows.tolist()) for batch in loader]
-        assert loader._producer.pool.worker_info.workers == 8
+        assert loader._producer.pool.worker_info.workers == 12
         assert len(found) == len(expected) == 22
         for (tensors, rows), batch in zip(found, expected, strict=True):
             assert rows == batch.rows.tolist()
@@ -131,4 +139,4 @@ def test_a_cache_is_filled_by_as_many(packed, with_cpus, monkeypatch, cache):
         loader = FastLoader(packed, 8, device=Device(), cache=cache, workers=workers)
         next(iter(loader))
         loader.close()
-    assert opened == [8, 0, 3, 0], "and none reads rows that are cached"
+    assert opened == [12, 0, 3, 0], "and none reads rows that are cached"

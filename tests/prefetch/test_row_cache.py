@@ -178,7 +178,7 @@ def test_the_file_is_read_once_in_its_order_and_never_again(packed, cache, monke
         return gather(self, rows, outs)
 
     monkeypatch.setattr(Rows, "gather", counted)
-    monkeypatch.setattr(fastload.prefetch.recipe, "_LOAD_BYTES", 4 * ROW_BYTES)  # many batches, and a short one
+    monkeypatch.setattr(fastload.prefetch.producer, "_LOAD_BYTES", 4 * ROW_BYTES)  # many batches, and a short one
     caplog.set_level(logging.INFO, "fastload")
     dataset = PackedDataset(packed, split="val")
     loader = FastLoader(dataset, 5, cache=cache, device=Device(), workers=1)
@@ -292,7 +292,7 @@ def test_the_device_store_goes_with_close_though_the_iteration_is_kept(packed):
 @pytest.mark.parametrize("cache", ["device", "host"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, torch.cuda.OutOfMemoryError])
 def test_an_interrupted_load_leaves_nothing_half_used(packed, cache, error, monkeypatch):
-    monkeypatch.setattr(fastload.prefetch.recipe, "_LOAD_BYTES", 8 * ROW_BYTES)
+    monkeypatch.setattr(fastload.prefetch.producer, "_LOAD_BYTES", 8 * ROW_BYTES)
     device = Device()
     loader = FastLoader(packed, 8, cache=cache, device=device, seed=3)
     hand_over, calls = ThreadPool.hand_over, []
@@ -341,7 +341,7 @@ def with_other_digests(path):
 
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_file_that_changes_while_or_after_it_is_loaded_is_noticed(tmp_path, monkeypatch, loaded):
-    monkeypatch.setattr(fastload.prefetch.recipe, "_LOAD_BYTES", 2 * ROW_BYTES)
+    monkeypatch.setattr(fastload.prefetch.producer, "_LOAD_BYTES", 2 * ROW_BYTES)
     path, device = write_random(tmp_path / "a.h5", **WHOLE), Device()
     loader = FastLoader(path, 8, cache="device", device=device)
     if loaded:

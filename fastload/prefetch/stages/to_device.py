@@ -7,7 +7,7 @@ labels of an epoch must not keep the memory of images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.dataset import as_handed_over
-from fastload.device import Backend
+from fastload.device import Backend, moved_as_stored, own_copy
 from fastload.format.header import PackedFile
 from fastload.prefetch.ring import INNER, SlotField
 from fastload.prefetch.stage import Opened, Stage, Where
-from fastload.prefetch.work import CHANNELS_FIRST, WORDS, Work
+from fastload.prefetch.work import WORDS, Work
 from fastload.transforms.engine.placement import PlacedImages
 
 
@@ -193,7 +193,7 @@ class _SlotLayout(NamedTuple):
                 outside.append(name)
                 continue
             host = torch.from_numpy(array)
-            host = host.permute(CHANNELS_FIRST) if name == "images" else host
+            host = host.permute(0, 3, 1, 2) if name == "images" else host
             part = _Part(offset, tuple(host.shape), host.stride(), host.dtype)
             (small if SlotField(name, part.shape, array.dtype).small else large)[name] = part
         begin = min((part.offset for part in small.values()), default=memory.nbytes)
@@ -202,30 +202,3 @@ class _SlotLayout(NamedTuple):
         turned = images is not None and not torch.from_numpy(images).is_contiguous()
         rows = max((len(array) for name, array in arrays.items() if name != WORDS), default=0)
         return cls(large, small, tail, outside, turned, rows)
-
-
-def own_copy(source: torch.Tensor, backend: Backend, *, channels_last: bool = False) -> torch.Tensor:
-    """Returns a dense copy of a device tensor, made by the current stream; `channels_last` of images (B, C, H, W)."""
-    batch, *inside = source.shape
-    shape = (batch, *inside[1:], inside[0]) if channels_last else (batch, *inside)
-    copy = backend.empty(shape, source.dtype)
-    copy = copy.permute(CHANNELS_FIRST) if channels_last else copy
-    backend.fill(copy, source)
-    return copy
-
-
-def moved_as_stored(
-    images: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor], backend: Backend | None = None
-) -> torch.Tensor:
-    """Returns images (N, H, W, C), moved by a function of dense tensors, (B, C, H, W) in channels_last memory.
-
-    Images stored as (C, H, W) are moved in that layout and transposed on the device, on the side stream if the backend
-    is given.
-    """
-    channels_first = images.permute(CHANNELS_FIRST)
-    if images.is_contiguous() or not channels_first.is_contiguous():
-        return move(images.contiguous()).permute(CHANNELS_FIRST)
-    moved = move(channels_first)
-    if backend is None:
-        return moved.contiguous(memory_format=torch.channels_last)
-    return own_copy(moved, backend, channels_last=True)
