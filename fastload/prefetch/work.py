@@ -197,9 +197,12 @@ class Work:
         return True
 
     def for_use(self, echo: int, *, last: bool) -> Work:
-        """Returns a copy for one of its uses, which stages may change: fields and facts are its own."""
+        """Returns the work for one of its uses, which stages change: itself for the last one, else a copy."""
+        if last:
+            self.echo = echo
+            return self
         made = copy.copy(self)
-        made.origin, made.echo, made.last = self, echo, last
+        made.origin, made.echo, made.last = self, echo, False
         made.fields, made.extra, made.facts = dict(self.fields), dict(self.extra), dict(self.facts)
         return made
 
