@@ -181,6 +181,11 @@ class Backend:
         """Returns a context for launching kernels on what the side stream copies."""
         return nullcontext()
 
+    def note_read(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Records that the current stream reads tensors whose memory belongs to another one."""
+        for tensor in tensors:
+            tensor.record_stream(torch.cuda.current_stream(self.device))
+
     def record(self, again: Any = None) -> Any:
         """Returns an event that is finished when all work that the side stream was given so far is.
 

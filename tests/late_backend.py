@@ -206,6 +206,9 @@ class LateBackend(Backend):
         self.host_waits += self.run < event.after
         self.run_until(event)
 
+    def note_read(self, tensors):
+        self.readers += [tensor.untyped_storage().data_ptr() for tensor in tensors]
+
     @locked
     def hand_over(self, event, tensors):
         assert not self.inside, "the side stream would wait for itself"

@@ -100,15 +100,37 @@ tests_of() {
     ((status == 0 || (status == 5 && chosen > 0)))
 }
 
-checks() {
+types() { "$bin/mypy" --strict fastload tests/typing; }
+
+# The site, and then the tests that look at it among others.
+site_and_tools() {
     local code=0
-    say "mypy --strict"
-    "$bin/mypy" --strict fastload tests/typing || code=1
-    say "docs, warnings as errors"
     DOCS_PYTHON=$bin/python bash tools/docs.sh || code=1
-    say "tests of the benchmarks, the command line, ranks, sources and tools"
-    FASTLOAD_SITE="$PWD/dist/docs" tests_of "${after_checks[@]}" "$@" || code=1
+    FASTLOAD_SITE="$PWD/dist/docs" tests_of tests/tools "$@" || code=1
     return "$code"
+}
+
+# Jobs run beside each other, or the cores would idle while a test waits; when one ends, the next begins.
+at_once=5
+declare -A running=()  # process -> the job's name, which is also that of its log
+failed=()
+TIMEFORMAT=$'\n%0lR; CPU-seconds: %0U, and %0S of the system'
+
+# Begins the job "$1", the command "$2...", as soon as fewer than `at_once` run.
+begin() {
+    while ((${#running[@]} >= at_once)); do end_one; done
+    { time "${@:2}"; } >"$logs/$1.log" 2>&1 &
+    running[$!]=$1
+}
+
+# Waits until a job ends, and shows what it said.
+end_one() {
+    local ended code=0
+    wait -n -p ended "${!running[@]}" || code=$?
+    ((code == 0)) || failed+=("${running[$ended]}")
+    say "${running[$ended]}"
+    cat "$logs/${running[$ended]}.log"
+    unset "running[$ended]"
 }
 
 chosen=$#
@@ -116,8 +138,7 @@ bin=.venv-test/bin
 logs=dist/test
 rm -rf "$logs"
 mkdir -p "$logs"
-jobs=()
-trap 'kill "${jobs[@]}" 2>/dev/null || true' EXIT
+trap '((! ${#running[@]})) || kill "${!running[@]}" 2>/dev/null || true' EXIT
 
 python=$(find_python "${PYTHON:-}")
 mapfile -t core < <(requirements "$python" core)
@@ -129,18 +150,16 @@ mapfile -t others < <(find_others)
 # To install keeps one core busy. Meanwhile the other one builds the wheel, and runs it on the other Pythons.
 say "environment for $("$python" -V) in .venv-test, and beside it the wheel and the other Pythons"
 ensure_uv "$python"  # once, before two jobs want it
-environment >"$logs/environment.log" 2>&1 &
+begin environment environment
 environment_job=$!
-jobs+=("$environment_job")
 ensure_venv .venv-build "$python" build 'hatchling>=1.26'
 .venv-build/bin/python -m build --wheel --no-isolation --outdir dist/test . >"$logs/build.log" 2>&1 || { cat "$logs/build.log"; exit 1; }
-other_pythons >"$logs/others.log" 2>&1 &
-others_job=$!
-jobs+=("$others_job")
+begin "other Pythons" other_pythons
 wait "$environment_job" || { cat "$logs/environment.log"; exit 1; }
+unset "running[$environment_job]"
 grep "^torchvision" "$logs/environment.log" || true
 install_wheel .venv-test
-# Compiled once: four runs that begin at the same time would each do it, for 7 s of a core.
+# Compiled once: runs that begin at the same time would each do it, for 7 s of a core.
 "$bin/python" -c "import torch._dynamo, hypothesis, matplotlib.pyplot, pytest, fastload.loader.loader"
 # Its declared dependencies are met by what is installed: that reads the wheel's own metadata.
 .venv-uv/bin/uv pip check --python "$bin/python"
@@ -149,39 +168,33 @@ say "ruff"
 "$bin/ruff" check .
 "$bin/ruff" format --check .
 
-# Four runs at a time, or the cores would idle while a test waits: the main one, two of tests that mostly start processes
-# of their own, and types, docs and then tests of five folders, so that all end at about the same time. What the other
-# three say comes at the end. Folders whose tests share what takes seconds to make, as Triton's interpreter, are in one.
-of_processes=(tests/faults tests/prefetch tests/transforms)
-of_commands=(tests/export tests/inspection tests/profiling tests/remote tests/repack tests/test_readme.py tests/test_shards.py)
-after_checks=(tests/benchmarks tests/cli tests/distributed tests/sources tests/tools)
-elsewhere=("${of_processes[@]}" "${of_commands[@]}" "${after_checks[@]}")
-
-tests_of "${of_processes[@]}" "$@" >"$logs/processes.log" 2>&1 &
-processes_job=$!
-tests_of "${of_commands[@]}" "$@" >"$logs/commands.log" 2>&1 &
-commands_job=$!
-checks "$@" >"$logs/checks.log" 2>&1 &
-checks_job=$!
-jobs+=("$processes_job" "$commands_job" "$checks_job")
-
-failed=()
-say "tests against the wheel"
-tests_of "${elsewhere[@]/#/--ignore=}" "$@" 2>&1 | tee "$logs/main.log" || failed+=("tests")
-
-# The log "$2" of a job, once it has ended with "$1"; it is called "$3" where it failed.
-end_of() {
-    wait "$1" || failed+=("$3")
-    say "$3"
-    cat "$logs/$2.log"
-}
-end_of "$processes_job" processes "tests that start processes"
-end_of "$commands_job" commands "tests of commands and profiling"
-end_of "$checks_job" checks "types, docs, and tests of the benchmarks, the command line, ranks, sources and tools"
-end_of "$others_job" others "tests on the other Pythons"
+# The longest first, so that all cores are busy until the end. A line is one run of pytest: folders whose tests share what
+# takes seconds to make, as Triton's interpreter, are in one.
+runs=(
+    "tests/prefetch tests/transforms"
+    "tests/remote tests/test_shards.py"
+    "tests/profiling"
+    "tests/pack"
+    "tests/faults"
+    "tests/loader"
+    "tests/benchmarks tests/distributed"
+    "tests/cli tests/sources"
+    "tests/export tests/inspection tests/repack tests/test_readme.py"
+)
+read -ra named <<<"${runs[*]} tests/tools"
+say "types, docs and tests against the wheel, $at_once at a time"
+begin "docs, and tests of tools" site_and_tools "$@"
+begin "mypy" types
+for folders in "${runs[@]}"; do
+    read -ra chosen_tests <<<"$folders"
+    begin "${folders//\//-}" tests_of "${chosen_tests[@]}" "$@"
+done
+begin "tests" tests_of "${named[@]/#/--ignore=}" "$@"
+while ((${#running[@]})); do end_one; done
 say "skipped"
 grep -h "^SKIPPED" "$logs"/*.log | sort -k 3 || true
 say "done"
+times  # of the shell, then of all that it ran: CPU time of their own, and of the system
 if ((${#failed[@]})); then
     printf 'FAILED: %s\n' "${failed[@]}" >&2
     exit 1

@@ -2,89 +2,89 @@
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import os
 import runpy
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 
-class Fork:
-    """What the benchmarks need of a subprocess.Popen, of a script that this Python would run.
+class ForkedPopen(subprocess.Popen):
+    """A `Popen` that forks where it is one of Python, without files that it inherits; all else is started as ever.
 
-    The script finds every module, and what is missing, as when it is started by itself, but for what `modules` names:
-    they are imported again.
+    What runs finds every module, and what is missing, as when it is started by itself, but for what `again` names: they
+    are imported again.
     """
 
-    def __init__(
-        self,
-        words: list[str],
-        *,
-        env: dict[str, str],
-        start_new_session: bool,
-        cwd: Path | None = None,
-        stdout: Any = None,
-        stderr: Any = None,
-        text: bool = False,
-        preexec_fn: Callable[[], None] | None = None,
-        modules: tuple[str, ...] = (),
-    ) -> None:
-        assert words[0] == sys.executable and start_new_session
+    again: tuple[str, ...] = ()
+
+    def _execute_child(self, args: Any, *more: Any) -> None:
+        words = [args] if isinstance(args, (str, os.PathLike)) else list(map(os.fspath, args))
+        _, before, _, inherited, folder, environment, _, _, _, *pipes = more[:15]
+        if words[0] != sys.executable or inherited or (words[1][0] == "-" and words[1] not in ("-c", "-m")):
+            super()._execute_child(args, *more)  # type: ignore[misc]
+            return
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
-        self._code: int | None = None
         if self.pid:
+            self._child_created = True
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
             return
+        atexit._clear()  # what the other process does at its end, as to remove its folders
         code = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.setsid()
-            for number, file in ((1, stdout), (2, stderr)):
-                if file is not None:
-                    os.dup2(file.fileno(), number)
-            if preexec_fn is not None:
-                preexec_fn()
-            if cwd is not None:
-                os.chdir(cwd)
-            os.environ.clear()
-            os.environ.update(env)
-            sys.path[:1] = [str(Path(words[1]).parent), *env["PYTHONPATH"].split(os.pathsep)]
-            sys.argv = words[1:]
-            for name in modules:
+            for number, pipe in enumerate((pipes[0], pipes[3], pipes[5])):
+                os.dup2(number if pipe == -1 else pipe, number)
+            os.closerange(3, 1024)
+            for number, name in enumerate(("stdin", "stdout", "stderr")):
+                setattr(sys, name, os.fdopen(number, "rw"[number > 0], closefd=False))
+            os.chdir(folder or os.curdir)
+            if environment is not None:
+                os.environ.clear()
+                os.environ.update(environment)
+            if more[20]:  # start_new_session
+                os.setsid()
+            if before is not None:
+                before()
+            for name in self.again:
                 del sys.modules[name]
-            runpy.run_path(words[1], run_name="__main__")
+            run_words(words[1:])
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:  # noqa: BLE001  # told as the interpreter would
+            if not isinstance(end.code, (int, type(None))):
+                print(end.code, file=sys.stderr)
+        except BaseException:  # noqa: BLE001 # told as the interpreter would
             sys.excepthook(*sys.exc_info())
         finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(code)
 
-    def wait(self, timeout: float = 600.0) -> int:
-        """Its exit code."""
-        until = time.monotonic() + timeout
-        while self._code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self._code = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > until:
-                raise subprocess.TimeoutExpired(sys.argv, timeout)
-            else:
-                time.sleep(0.02)
-        return self._code
+
+def run_words(words: list[str]) -> None:
+    """Does in this process what `python WORDS` does."""
+    first = {"-c": "", "-m": os.getcwd()}.get(words[0], str(Path(words[0]).parent))
+    sys.path[:1] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+    elif words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
 
 
-def in_the_place_of(popen: Callable[..., Fork]) -> Any:
+def in_the_place_of(popen: Callable[..., ForkedPopen]) -> Any:
     """What a benchmark uses of the module subprocess, with another Popen."""
     return SimpleNamespace(Popen=popen, TimeoutExpired=subprocess.TimeoutExpired)

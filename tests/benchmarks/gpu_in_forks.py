@@ -16,7 +16,7 @@ import torch._dynamo
 import torch.multiprocessing
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from forks import Fork, in_the_place_of
+from forks import ForkedPopen, in_the_place_of
 
 del sys.path[0]
 if not sys.flags.safe_path:
@@ -28,5 +28,6 @@ PRELOADED = numpy, torch
 
 gc.freeze()  # as in tests/warm_python.py
 torch.multiprocessing.spawn = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
-gpu.subprocess = in_the_place_of(functools.partial(Fork, modules=("gpu",)))
+ForkedPopen.again = ("gpu",)
+gpu.subprocess = in_the_place_of(ForkedPopen)
 sys.exit(gpu.main())

@@ -11,7 +11,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from check_resume import check_resume, run, through_torch
 from child_processes import run_together
 from torch.utils.data import TensorDataset
@@ -138,6 +137,8 @@ def test_a_state_goes_through_torch_save_and_a_load_of_weights_only(packed):
 @pytest.mark.parametrize("shuffle", ["full", "chunk", False])
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_state_goes_through_a_distributed_checkpoint(packed, tmp_path, shuffle, whole):
+    import torch.distributed.checkpoint as dcp  # 0.7 s of a CPU: each worker process imports this module
+
     def stopped(steps):
         loader = FastLoader(packed, 12, shuffle=shuffle, ends="exact")
         for number, _ in enumerate(loader if steps else (), 1):

@@ -1,4 +1,4 @@
-"""Runs a script whose ranks and workers are forks of it: `python in_forks.py SCRIPT WORDS`.
+"""Runs a script whose ranks, workers and other Python processes are forks of it: `python in_forks.py SCRIPT WORDS`.
 
 Started anew, as the script says, each would import torch for 4 s. What ranks are given is pickled all the same.
 """
@@ -6,7 +6,7 @@ Started anew, as the script says, each would import torch for 4 s. What ranks ar
 from __future__ import annotations
 
 import multiprocessing
-import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch.multiprocessing
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from forks import ForkedPopen, run_words
+
+del sys.path[1]
 
 
 def spawn(run: Callable[..., Any], args: tuple[Any, ...], nprocs: int, **more: bool) -> Any:
@@ -26,6 +31,5 @@ if __name__ == "__main__":
     torch.multiprocessing.spawn = spawn
     multiprocessing.set_start_method("fork")
     multiprocessing.set_start_method = lambda method: None
-    del sys.argv[0]
-    sys.path[0] = str(Path(sys.argv[0]).parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    subprocess.Popen = ForkedPopen
+    run_words(sys.argv[1:])

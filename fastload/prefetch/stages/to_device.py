@@ -71,11 +71,7 @@ class CopySlot(Stage):
             is_images = name == "images"
             moved = moved_as_stored(host, backend.copy, backend) if is_images else backend.copy(host.contiguous())
             self._add(work, name, moved)
-        for pixels in work.extra.values():  # which are on the device already
-            if isinstance(pixels, PlacedImages):
-                work.memory += (pixels.pixels, pixels.layout)
-            elif isinstance(pixels, list) and pixels and isinstance(pixels[0], torch.Tensor) and work.form is None:
-                work.memory += pixels[:1]  # all tensors of a list lie in one piece of memory
+        work.memory += _there_already(work)
 
     def _copied(self, work: Work, layout: _SlotLayout) -> dict[str, torch.Tensor]:
         """Queues the copy of a slot, and returns its large fields there, at their full size."""
@@ -118,9 +114,11 @@ class OnSideStream(Stage):
 
     def run(self, work: Work) -> None:
         """Runs the stages, and notes the memory that the user gets; the rest is read by the side stream alone."""
+        of_others = _there_already(work)
         with self._backend.kernels():
             for stage in self._stages:
                 stage.run(work)
+        self._backend.note_read(of_others)
         for name, value in work.fields.items():
             if work.raw is not None and isinstance(value, torch.Tensor) and _is_of(value, work.raw):
                 work.fields[name] = own_copy(value, self._backend, channels_last=name == "images")
@@ -136,6 +134,19 @@ class OnSideStream(Stage):
     def steps(self) -> Sequence[Stage]:
         """Returns the stages."""
         return self._stages
+
+
+def _there_already(work: Work) -> list[torch.Tensor]:
+    """Returns what reading threads brought to the device: a tensor of each piece of its memory."""
+    found: list[torch.Tensor] = []
+    for pixels in work.extra.values() if work.form is None else ():  # samples of Python code are not on it
+        if isinstance(pixels, PlacedImages):
+            found += (pixels.pixels, pixels.layout)
+        elif isinstance(pixels, list):
+            found += pixels[:1]  # all tensors of a list lie in one piece of memory
+        elif isinstance(pixels, torch.Tensor):
+            found.append(pixels)
+    return found
 
 
 def _is_of(one: torch.Tensor, other: torch.Tensor) -> bool:
