@@ -542,6 +542,7 @@ def test_alone_it_adds_whole_images_on_the_device_and_the_window_that_each_will_
         every = augmentation(shared, transform)
         stage = device_decode.DecodeOnDevice(data, backend, every, head)
         gather = GatherRows(data.dataset, ["labels"], into_slot=False)
+        backend.decoded.clear()  # of the trial whether it decodes
         work = run_alone(shared, [gather, stage], rows, epoch=2)
         assert list(work.arrays) == ["labels"], "images lie in no slot"
         assert work.bytes_read >= sum(len(row[0]) for row in map(varied_rows().__getitem__, (5, 7, 11)))

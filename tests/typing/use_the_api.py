@@ -56,6 +56,7 @@ for batch in loader:
     total: int = batch.global_valid
     loss = images.float().mean() + labels.sum() + rows[0] + valid.sum() / total
 loader.load_state_dict(loader.state_dict())
+described: str = loader.describe()
 kept = FastLoader(
     "out.h5",
     256,
