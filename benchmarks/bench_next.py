@@ -93,7 +93,7 @@ class MetaBackend(Backend):
     def side_stream(self) -> Any:
         return contextlib.nullcontext()
 
-    def copy(self, host: torch.Tensor) -> torch.Tensor:
+    def copy(self, host: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         return torch.empty_like(host, device="meta")
 
     def memory(self) -> DeviceMemory:
