@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
@@ -22,9 +22,10 @@ from fastload.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from fastload.plan.order import Shuffle
     from fastload.profiling.bench.benchmark import BenchResult
 
-_SHUFFLES = {"auto": True, "chunk": "chunk", "full": "full", "none": False}
+_SHUFFLES: dict[str, Shuffle] = {"auto": True, "chunk": "chunk", "full": "full", "none": False}
 
 
 def bench(
@@ -72,15 +73,16 @@ def bench(
     With --step, also trains on the batches and says what limits the loop.
     Ctrl-C ends it and prints the results so far.
     """
-    options: dict[str, Any] = dict(locals())  # named like the fields of `BenchOptions`
-    for name in ("file", "inject", "as_json", "report", "force"):
-        del options[name]
     with one_line_errors():
         check_report(report, force=force)
         from fastload.profiling.bench.benchmark import BenchOptions, run_bench
         from fastload.remote.opening import as_given, short_name
 
-        asked = BenchOptions(**options | {"shuffle": _SHUFFLES[shuffle], "faults": tuple(inject or ())})
+        asked = BenchOptions(
+            batch_size=batch_size, seconds=seconds, workers=workers, shuffle=_SHUFFLES[shuffle], device=device,
+            seed=seed, split=split, step=step, compare=compare, source=source, cold=cold, faults=tuple(inject or ()),
+            size=size,
+        )  # fmt: skip
         with live_panel(f"bench {short_name(as_given(file))}", total_s=asked.total_s) as show:
             result = run_bench(file, asked, command=command_line(), show=show)
         show_result(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,11 +30,14 @@ from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
     from fastload.pack import PackReport
+    from fastload.pack.pack_options import PackCall
     from fastload.pack.plan_file import PlanFile
 
 
 MAX_SIZES = 8
 NO_IMAGES = "samples without images"
+
+_OF_A_SHARD = ("source", "output", "shard_index", "num_shards", "workers", "overwrite")  # options of `--shard-index`
 
 READ, SIZE, MASKS, STORE, SHARDS = (
     "What to read",
@@ -204,31 +208,35 @@ def pack(
     If it is interrupted, the same command continues where it stopped.
     SRC and OUT.h5 may lie in an object store: s3://, gs://, az:// URLs.
     """
-    arguments = dict(locals())  # named like the arguments of `pack_images`
-    if output is None:
-        if not dry_run:
-            raise click.UsageError("Missing argument 'OUT.h5'.", context)
-        arguments["output"] = Path("out.h5")  # on the disk of the current folder
-    for name in ("context", "dry_run", "plan", "shard_index", "num_shards"):
-        del arguments[name]
+    if not (named := output is not None) and not dry_run:
+        raise click.UsageError("Missing argument 'OUT.h5'.", context)
+    output = output or Path("out.h5")  # on the disk of the current folder
     of_plan = shard_index is not None or num_shards is not None
     with one_line_errors("interrupted." if dry_run or of_plan else CONTINUES):
         if of_plan:
-            _pack_shards(context, **context.params)
+            _pack_shards(context, source, output, shard_index, num_shards, workers, overwrite)
             return
-        if dry_run:
-            _survey(**arguments, named=output is not None)
-            return
-        from fastload.pack import pack_images, plan_images
+        from fastload.pack import run_pack, run_plan
+        from fastload.pack.pack_options import pack_call
 
-        with progress_bar() as progress:
-            if plan:
-                made = plan_images(**arguments, progress=progress)
-            else:
-                report = pack_images(**arguments, progress=progress)
-        if plan:
+        call = pack_call(
+            source, output, layout=layout, masks=masks, mask_size=mask_size, mask_values=mask_values, palette=palette,
+            ignore_index=ignore_index, mask_files=mask_files, labels=labels, image_column=image_column,
+            split_column=split_column, captions=captions, root=root, boxes=boxes, boxes_of=boxes_of, download=download,
+            size=size, fit=fit, mode=mode, bits=bits, store=store, max_size=max_size, codec=codec, workers=workers,
+            seed=seed, shuffle=shuffle, chunk_bytes=chunk_bytes, shards=shards, shard_bytes=shard_bytes, spread=spread,
+            engine=engine, address=address, limit=limit, outside_boxes=outside_boxes, on_error=on_error, strict=strict,
+            allow_large_images=allow_large_images, overwrite=overwrite, parents=parents,
+        )  # fmt: skip
+        if dry_run:
+            _survey(call, source, named=named)
+        elif plan:
+            with progress_bar() as progress:
+                made = run_plan(replace(call, progress=progress))
             _print_plan(made, source)
         else:
+            with progress_bar() as progress:
+                report = run_pack(replace(call, progress=progress))
             print_packed(report, overwrite=overwrite)
 
 
@@ -240,7 +248,6 @@ def _pack_shards(
     num_shards: int | None,
     workers: int | None,
     overwrite: bool,
-    **others: Any,
 ) -> None:
     """Packs the shards of a plan that one of several processes is to pack."""
     from fastload.errors import OptionError, check_whole
@@ -249,7 +256,7 @@ def _pack_shards(
 
     if shard_index is None:
         raise OptionError("`--num-shards` belongs to `--shard-index`: say which of these this process packs.")
-    sources = {name: context.get_parameter_source(name) for name in others}
+    sources = {name: context.get_parameter_source(name) for name in context.params if name not in _OF_A_SHARD}
     if given := [name for name, where in sources.items() if where is not None and where.name == "COMMANDLINE"]:
         option = f"--{given[0].replace('_', '-')}"
         raise OptionError(
@@ -281,20 +288,20 @@ def _print_plan(plan: PlanFile, source: Path) -> None:
     click.echo(advice("shards of a plan", last=plan.num_shards - 1, **quoted))
 
 
-def _survey(source: Path, output: Path, overwrite: bool, *, named: bool, **options: Any) -> None:
+def _survey(call: PackCall, source: Path, *, named: bool) -> None:
     """Prints what packing would do; ends with exit code 1 if it could not. `named`: an output was given."""
     from fastload.estimate import estimate_survey
-    from fastload.pack import PackOptions, survey_source
+    from fastload.pack import survey_source
     from fastload.pack.output_url import disk_of, exists
     from fastload.sources.listing import only_arrays
 
-    options.pop("parents")
-    workers = options["workers"]
-    asked = {name: options[name] for name in ("layout", "workers", "on_error")}
-    packing = PackOptions.of(options)
-    with packing.accepting_large(1), progress_bar() as progress:
-        survey = survey_source(source, output, options=packing, progress=progress, **asked)
-        estimates = estimate_survey(survey, disk_of(output), threads=workers or None, progress=progress)
+    output = call.output
+    with call.options.accepting_large(1), progress_bar() as progress:
+        survey = survey_source(
+            source, output, layout=call.layout, options=call.options, workers=call.workers, on_error=call.on_error,
+            progress=progress,
+        )  # fmt: skip
+        estimates = estimate_survey(survey, disk_of(output), threads=call.workers or None, progress=progress)
     target, plan = survey.target, survey.plan
     what = f"{NO_IMAGES} (layout {survey.listing.layout})"
     if kind := target or plan:
@@ -323,7 +330,7 @@ def _survey(source: Path, output: Path, overwrite: bool, *, named: bool, **optio
             f"`--store source`, or `--limit`."
         )
         raise click.exceptions.Exit(1)
-    if named and exists(output) and not overwrite:
+    if named and exists(output) and not call.overwrite:
         print_finding(advice("overwrite", path=output))
 
 

@@ -65,15 +65,15 @@ def repack(
     Every row is checked against its digest.
     If it is interrupted, the same command continues where it stopped.
     """
-    arguments = dict(locals())  # named like the arguments of `repack_file` and `Choice`
     with one_line_errors(CONTINUES):
         from fastload.repack import Choice, repack_file
 
-        names = ("split", "label", "key", "without")
-        splits, labels, keys, left_out = (tuple(arguments.pop(name) or ()) for name in names)
-        choice = Choice(splits, labels, keys, left_out, arguments.pop("rows"))
+        choice = Choice(tuple(split or ()), tuple(label or ()), tuple(key or ()), tuple(without or ()), rows)
         with progress_bar() as progress:
-            report = repack_file(**arguments, choice=choice, progress=progress)
+            report = repack_file(
+                file, output, chunk_bytes=chunk_bytes, shuffle=shuffle, seed=seed, codec=codec, choice=choice,
+                workers=workers, on_error=on_error, overwrite=overwrite, progress=progress,
+            )  # fmt: skip
         _print_copied(report, overwrite=overwrite)
 
 
@@ -102,12 +102,14 @@ def merge(
     Classes are joined by their names.
     If it is interrupted, the same command continues where it stopped.
     """
-    arguments = dict(locals())  # named like the arguments of `merge_files`
     with one_line_errors(CONTINUES):
         from fastload.repack import merge_files
 
         with progress_bar() as progress:
-            report = merge_files(**arguments, progress=progress)
+            report = merge_files(
+                files, output, chunk_bytes=chunk_bytes, shuffle=shuffle, seed=seed, codec=codec, workers=workers,
+                on_error=on_error, overwrite=overwrite, progress=progress,
+            )  # fmt: skip
         _print_copied(report, overwrite=overwrite)
 
 
@@ -204,12 +206,14 @@ def export(
     Every row is checked against its digest.
     If it is interrupted, the same command continues where it stopped.
     """
-    arguments = dict(locals()) | {"format": "folder" if format == "png" else format}  # named as in `export_file`
     with one_line_errors(CONTINUES):
         from fastload.export import export_file
 
         with progress_bar() as progress:
-            report = export_file(**arguments, progress=progress)
+            report = export_file(
+                file, folder, split=split, layout=layout, format="folder" if format == "png" else format,
+                shard_bytes=shard_bytes, workers=workers, progress=progress,
+            )  # fmt: skip
         masks = f" and {report.num_masks:,} masks" if report.num_masks else ""
         pairs = [
             ("layout", _LAYOUTS[report.layout]),

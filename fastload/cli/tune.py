@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -58,14 +58,14 @@ def tune(
     Prints the measurements and the call to paste.
     Ctrl-C ends it and prints the results so far.
     """
-    options: dict[str, Any] = dict(locals())  # named like the fields of `TuneOptions`
-    for name in ("file", "as_json", "report", "force"):
-        del options[name]
     with one_line_errors():
         check_report(report, force=force)
         from fastload.profiling.tune.candidates import TuneOptions, parse_share
 
-        asked = TuneOptions(**options | {"cpu_budget": parse_share(cpu_budget)})
+        asked = TuneOptions(
+            batch_size=batch_size, step=step, cpu_budget=parse_share(cpu_budget), seconds=seconds, split=split,
+            device=device, cold=cold, size=size,
+        )  # fmt: skip
         from fastload.profiling.tune.search import Search
 
         search = Search(file, asked)

@@ -2,7 +2,8 @@
 
 `pack_images` takes a source (folder, archive, table, dataset object) and an output path. It lists the samples, reads
 every header (`survey`, `decisions`), lets worker processes make and write rows (`pool`, `pack_worker`,
-`encode`), and gives the finished file its metadata and its name (`finish`). It returns a `PackReport`.
+`encode`), and gives the finished file its metadata and its name (`finish`). It returns a `PackReport`. Its arguments
+travel as one `PackCall`; the command makes one too.
 
 Read `engine` first: how rows are cut into tasks, and where they are written. Unfinished work lies in
 `OUT.h5.part` and `OUT.h5.journal`, and the same call continues it after a kill (`begin`, `journal`). `shards` packs a
@@ -17,7 +18,7 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -40,11 +41,13 @@ from fastload.pack.pack_options import (
     Fit,
     Mode,
     OutsideBoxes,
+    PackCall,
     PackJob,
     PackOptions,
     Progress,
     checked_output,
     journal_path,
+    pack_call,
 )
 from fastload.pack.plan_file import PlanFile, index_shards, pack_planned, planned_file, write_plan
 from fastload.pack.pool import PackPool
@@ -67,6 +70,8 @@ __all__ = [
     "pack_listing",
     "pack_shard",
     "plan_images",
+    "run_pack",
+    "run_plan",
     "survey_source",
 ]
 
@@ -200,20 +205,36 @@ def pack_images(
         ResumeError: an unfinished pack of another source, option or release is in the way.
         PackError: a worker died, or another process packs to the same output.
     """
-    started, arguments = time.perf_counter(), locals()
-    with requests_as(remote):
-        if shards is None and shard_bytes is None and not spread and engine is None:
-            with _listed(arguments) as (job, pool):
+    return run_pack(
+        pack_call(
+            source, output, layout=layout, masks=masks, mask_size=mask_size, mask_values=mask_values, palette=palette,
+            ignore_index=ignore_index, mask_files=mask_files, labels=labels, image_column=image_column,
+            split_column=split_column, captions=captions, root=root, boxes=boxes, boxes_of=boxes_of, download=download,
+            size=size, fit=fit, mode=mode, bits=bits, store=store, max_size=max_size, codec=codec, workers=workers,
+            seed=seed, shuffle=shuffle, chunk_bytes=chunk_bytes, shards=shards, shard_bytes=shard_bytes, spread=spread,
+            engine=engine, address=address, limit=limit, outside_boxes=outside_boxes, on_error=on_error, strict=strict,
+            allow_large_images=allow_large_images, overwrite=overwrite, parents=parents, remote=remote,
+            progress=progress,
+        )
+    )  # fmt: skip
+
+
+def run_pack(call: PackCall) -> PackReport:
+    """Packs as a call of `pack_images` says."""
+    started = time.perf_counter()
+    with requests_as(call.remote):
+        if call.shards is None and call.shard_bytes is None and not call.spread and call.engine is None:
+            with _listed(call) as (job, pool):
                 if isinstance(job.output, ObjectPath):
                     return replace(
                         packed_at(job, lambda here: _run(here, pool, started)), seconds=time.perf_counter() - started
                     )
                 return _run(job, pool, started)
-        if engine is not None:
-            check_choice("engine", engine, ("ray",))
-            _require_path(source)
-            return _pack_on_engine(arguments, started)
-        return pack_shards(*_planned(arguments), partial(pack_listing, workers=workers), started)
+        if call.engine is not None:
+            check_choice("engine", call.engine, ("ray",))
+            _require_path(call.source)
+            return _pack_on_engine(call, started)
+        return pack_shards(*_planned(call), partial(pack_listing, workers=call.workers), started)
 
 
 def plan_images(source: str | Path | Sequence[Any], output: str | Path, **options: Any) -> PlanFile:
@@ -229,13 +250,18 @@ def plan_images(source: str | Path | Sequence[Any], output: str | Path, **option
         OptionError: an option is not accepted, or other machines cannot read the source.
         OutputError: the plan exists, or cannot be written.
     """
-    _require_path(source)
     bound = inspect.signature(pack_images).bind(source, output, **options)
     bound.apply_defaults()
-    if bound.arguments["engine"] is not None:
+    return run_plan(pack_call(**bound.arguments))
+
+
+def run_plan(call: PackCall) -> PlanFile:
+    """Writes the plan of what a call of `pack_images` would pack as shards."""
+    _require_path(call.source)
+    if call.engine is not None:
         raise OptionError("a plan is made by this machine: `--plan` and `--engine` do not go together.")
-    with requests_as(bound.arguments["remote"]):
-        return write_plan(*_planned(bound.arguments))
+    with requests_as(call.remote):
+        return write_plan(*_planned(call))
 
 
 def _require_path(source: object) -> None:
@@ -298,12 +324,12 @@ def _pack_task(task: tuple[str, int, bool, Remote], report: Callable[[int], None
     return found
 
 
-def _pack_on_engine(arguments: Mapping[str, Any], started: float) -> PackReport:
-    wanted = ShardOptions.of(arguments)  # refused before anything is connected
+def _pack_on_engine(call: PackCall, started: float) -> PackReport:
+    wanted = ShardOptions(call.shards, call.shard_bytes, call.spread)  # refused before anything is connected
     from fastload.system.ray_cluster import RayCluster
 
-    with RayCluster(arguments["address"]) as engine:
-        with _listed(arguments) as (job, pool):
+    with RayCluster(call.address) as engine:
+        with _listed(call) as (job, pool):
             check_nodes(job, engine)
             pool.use(job.listing)
             survey = survey_listing(job, pool, headers_on(engine, job.listing, job.on_progress))
@@ -314,36 +340,32 @@ def _pack_on_engine(arguments: Mapping[str, Any], started: float) -> PackReport:
 
 
 @contextmanager
-def _listed(arguments: Mapping[str, Any]) -> Iterator[tuple[PackJob, PackPool]]:
-    """Lists the source among the arguments of `pack_images`; gives the job, and the pool that packs it."""
-    source, output, workers = arguments["source"], arguments["output"], arguments["workers"]
-    options, on_error, overwrite = PackOptions.of(arguments), arguments["on_error"], arguments["overwrite"]
+def _listed(call: PackCall) -> Iterator[tuple[PackJob, PackPool]]:
+    """Lists the source of a call; gives the job, and the pool that packs it."""
+    source, output, options, on_error, overwrite = call.source, call.output, call.options, call.on_error, call.overwrite
     from fastload.sources.objects import reads_objects
 
-    if (address := arguments["address"]) is not None and arguments["engine"] is None:
-        raise OptionError(f"`--address {address}` names a cluster: say which kind it is, `--engine ray`.")
-    if isinstance(source, (str, Path)):
-        source = path_of(source)
-    output = path_of(output)
-    if arguments["parents"] and not isinstance(output, ObjectPath):
+    if call.address is not None and call.engine is None:
+        raise OptionError(f"`--address {call.address}` names a cluster: say which kind it is, `--engine ray`.")
+    if call.parents and not isinstance(output, ObjectPath):
         with output_errors(f"{output}: its folder cannot be made ({{}}). Choose another one."):
             output.absolute().parent.mkdir(parents=True, exist_ok=True)
     if isinstance(output, ObjectPath):
         check_url(output, overwrite=overwrite or was_packed(output))
     else:
         output = checked_output(output, overwrite, source)
-    processes = worker_count(workers if isinstance(source, (str, Path)) else workers or 0)
+    processes = worker_count(call.workers if isinstance(source, Path) else call.workers or 0)
     with options.accepting_large(processes), PackPool(processes) as pool:
-        listing = _list_samples(source, arguments["layout"], options, on_error, pool)
-        if workers is None and reads_objects(listing):
+        listing = _list_samples(source, call.layout, options, on_error, pool)
+        if call.workers is None and reads_objects(listing):
             pool.workers = 0  # Each process would open the dataset anew, and import torch.
-        yield PackJob(_name_of(source), output, listing, options, on_error, overwrite, arguments["progress"]), pool
+        yield PackJob(_name_of(source), output, listing, options, on_error, overwrite, call.progress), pool
 
 
-def _planned(arguments: Mapping[str, Any]) -> tuple[PackJob, ShardPlan]:
-    """Returns the job of the arguments of `pack_images`, and the shards that it is cut into."""
-    wanted = ShardOptions.of(arguments)  # refused before the source is read
-    with _listed(arguments) as (job, pool):
+def _planned(call: PackCall) -> tuple[PackJob, ShardPlan]:
+    """Returns the job of a call, and the shards that it is cut into."""
+    wanted = ShardOptions(call.shards, call.shard_bytes, call.spread)  # refused before the source is read
+    with _listed(call) as (job, pool):
         pool.use(job.listing)
         survey = survey_listing(job, pool)
     return job, plan_shards(job, survey, wanted)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,9 +16,10 @@ from fastload.format.codecs import parse_codec
 from fastload.format.header import PackedFile
 from fastload.format.writer import CHUNK_BYTES
 from fastload.images.image_header import large_images
+from fastload.remote.options import Remote
 from fastload.remote.paths import path_of
-from fastload.sources.listing import Listing, OnError, SourceOptions
-from fastload.sources.mask_classes import MaskOptions, read_palette
+from fastload.sources.listing import BoxesOf, BoxForm, Listing, MasksWanted, OnError, SourceOptions
+from fastload.sources.mask_classes import MaskOptions, MaskSize, read_palette
 from fastload.system.files import is_below
 from fastload.system.machine import available_memory
 
@@ -140,30 +141,6 @@ class PackOptions:
         if gzip and kind not in ("raw", "keep"):
             raise OptionError(f"codec={self.codec!r} works on images of one size stored raw; say `--codec zstd`.")
 
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> PackOptions:
-        """Returns the options among the arguments of `pack_images`, given by their names there."""
-        size, store, labels, root = (arguments[name] for name in ("size", "store", "labels", "root"))
-        if isinstance(labels, str):
-            raise OptionError(f"labels={labels!r}: give a list of columns, such as [{labels!r}].")
-        values = {
-            **arguments,
-            "size": (size, size) if isinstance(size, int) else size,
-            "store": parse_encoding(store) if store is not None else None,
-            "labels": tuple(labels),
-            "root": path_of(root) if root is not None else None,
-        }
-        values["varied"] = False
-        values["source"] = SourceOptions(**{one.name: values[one.name] for one in fields(SourceOptions)})
-        palette, ignore = arguments["palette"], arguments["ignore_index"]
-        values["masks"] = MaskOptions(
-            arguments["mask_size"],
-            arguments["mask_values"],
-            () if palette is None else read_palette(Path(palette)),
-            "" if ignore is None else str(ignore),
-        )
-        return cls(**{one.name: values[one.name] for one in fields(cls)})
-
     def accepting_large(self, workers: int) -> AbstractContextManager[None]:
         """Returns the `large_images` of these options, for so many workers, which share the memory that is free."""
         return large_images(available_memory() // max(1, workers) if self.allow_large_images else 0)
@@ -208,6 +185,63 @@ class PackOptions:
         }
         defaults = {name for name in _NEWER if not values[name]}
         return {name: value for name, value in values.items() if name not in defaults}
+
+
+@dataclass(frozen=True)
+class PackCall:
+    """The arguments of `pack_images`, by name; those that shape the packed file's bytes are its `options`."""
+
+    source: Path | Sequence[Any]
+    output: Path
+    options: PackOptions
+    layout: str | None
+    shards: int | None
+    shard_bytes: int | None
+    spread: int
+    engine: Literal["ray"] | None
+    address: str | None
+    workers: int | None
+    on_error: OnError
+    overwrite: bool
+    parents: bool
+    remote: Remote | None
+    progress: Progress | None
+
+
+def pack_call(
+    source: str | Path | Sequence[Any], output: str | Path, *, layout: str | None, masks: MasksWanted,
+    mask_size: MaskSize, mask_values: str, palette: str | Path | None, ignore_index: int | str | None, mask_files: str,
+    labels: Sequence[str], image_column: str, split_column: str, captions: str, root: str | Path | None, boxes: BoxForm,
+    boxes_of: BoxesOf, download: bool, size: int | tuple[int, int] | None, fit: Fit, mode: Mode | None,
+    bits: Bits | None, store: str | None, max_size: int | None, codec: str, workers: int | None, seed: int,
+    shuffle: bool, chunk_bytes: int, shards: int | None, shard_bytes: int | None, spread: int,
+    engine: Literal["ray"] | None, address: str | None, limit: int | None, outside_boxes: OutsideBoxes,
+    on_error: OnError, strict: bool, allow_large_images: bool, overwrite: bool, parents: bool,
+    remote: Remote | None = None, progress: Progress | None = None,
+) -> PackCall:  # fmt: skip
+    """Returns the call of `pack_images` with these arguments, or raises OptionError."""
+    if isinstance(labels, str):
+        raise OptionError(f"labels={labels!r}: give a list of columns, such as [{labels!r}].")
+    options = PackOptions(
+        store=parse_encoding(store) if store is not None else None,
+        source=SourceOptions(
+            masks=masks, labels=tuple(labels), image_column=image_column, split_column=split_column,
+            mask_files=mask_files, root=path_of(root) if root is not None else None, download=download, boxes=boxes,
+            boxes_of=boxes_of, captions=captions,
+        ),
+        masks=MaskOptions(
+            mask_size, mask_values, palette=() if palette is None else read_palette(Path(palette)),
+            ignore="" if ignore_index is None else str(ignore_index),
+        ),
+        size=(size, size) if isinstance(size, int) else size, fit=fit, mode=mode, seed=seed, shuffle=shuffle,
+        chunk_bytes=chunk_bytes, limit=limit, bits=bits, max_size=max_size, codec=codec, strict=strict,
+        outside_boxes=outside_boxes, allow_large_images=allow_large_images,
+    )  # fmt: skip
+    return PackCall(
+        source=path_of(source) if isinstance(source, (str, Path)) else source, output=path_of(output), options=options,
+        layout=layout, shards=shards, shard_bytes=shard_bytes, spread=spread, engine=engine, address=address,
+        workers=workers, on_error=on_error, overwrite=overwrite, parents=parents, remote=remote, progress=progress,
+    )  # fmt: skip
 
 
 def is_joined(attrs: Mapping[str, Any]) -> bool:

@@ -12,11 +12,10 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -53,11 +52,6 @@ class ShardOptions:
     count: int | None = None
     num_bytes: int | None = None
     spread: int = 0
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> ShardOptions:
-        """Returns the options among the arguments of `pack_images`."""
-        return cls(arguments["shards"], arguments["shard_bytes"], arguments["spread"])
 
     def __post_init__(self) -> None:
         if (self.count is None) == (self.num_bytes is None):

@@ -276,3 +276,5 @@ def test_the_command_packs_the_shards_that_are_its_own(tmp_path: Path) -> None:
         assert result.exit_code == 1 and said in " ".join(result.output.split()), result.output
     result = CliRunner().invoke(app, ["pack", str(tmp_path), str(output), "--shard-index", "0"])
     assert "is a plan of" in result.output
+    result = CliRunner().invoke(app, ["pack", str(source), "--shard-index", "0", "--dry-run"])
+    assert "`--dry-run` cannot go with" in result.output
