@@ -38,7 +38,7 @@ from fastload.prefetch.sample_worker import TRIED, BatchRequest, BatchResult, Fi
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.stages.rows import fact_fields
 from fastload.prefetch.stages.transform import DrawNumbers
-from fastload.prefetch.torch_workers import DeadWorkerError, Workers, start_workers
+from fastload.prefetch.torch_workers import DeadWorkerError, WorkerProcesses, start_workers
 from fastload.prefetch.work import Epochs, Orders, Work, coalesced, fields_on_cpu, split
 from fastload.prefetch.worker_requests import NO_SLOT, Sender
 from fastload.system.machine import available_memory, busy_processes_s, which_end
@@ -82,7 +82,7 @@ class ProcessPool:
         self._control = SharedMemory()  # see `Filler`
         self._control.extend(control_bytes(0, 0))
         self._wanted = self._control.view(0, 8).view(np.int64)
-        self._workers: Workers | None = None
+        self._workers: WorkerProcesses | None = None
         self._sender: Sender | None = None  # when there are workers
         self.threads = FillThreads(1)  # plans batches and sends the requests for them
         self._closed = False
@@ -303,7 +303,7 @@ class ProcessPool:
 
         Raises WorkerError if the worker that this waits for died, or None: any of them, unless the rows that ended it
         are to be skipped: then new workers make the missing ones, and nothing was received. `left` as in
-        `Workers.result`.
+        `WorkerProcesses.result`.
         """
         assert self._workers is not None, "a run's workers are alive"
         try:
