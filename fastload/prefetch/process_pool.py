@@ -28,7 +28,6 @@ from fastload.errors import WorkerError, WorkerTimeoutError
 from fastload.prefetch.auto_workers import WatchedPass
 from fastload.prefetch.coming import announced
 from fastload.prefetch.fill_threads import FillThreads
-from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.recipe import Recipe
 from fastload.prefetch.resolved import Resolved, most_pinned
 from fastload.prefetch.ring import SLACK, Ring, Slot, SlotField
@@ -97,8 +96,7 @@ class ProcessPool:
     @property
     def worker_info(self) -> WorkerInfo:
         """The worker processes, and the batches that they have to do."""
-        data, number = self.options.data, self.number
-        ratio = data.compression_ratio() if isinstance(data, PackedInput) else 0.0
+        number, ratio = self.number, self.options.data.compression_ratio()
         return WorkerInfo(number, PREFETCH * number, by_threads=False, compression_ratio=ratio)
 
     def begin(self, epochs: Epochs, *, timed: bool) -> Run:
@@ -108,10 +106,8 @@ class ProcessPool:
             OptionError: this process may not have workers, or the dataset cannot be sent to them.
             WorkerError: the process that starts them ended.
         """
-        options, batch_bytes = self.options, 0
-        if isinstance(options.data, PackedInput):
-            file, layout = options.data.dataset.file, options.data.dataset.layout()
-            batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
+        options = self.options
+        batch_bytes = options.plan.batch_size * options.data.stored_bytes
         self._runs += 1
         with ExitStack() as resources:
             under_way = PREFETCH * self.number
