@@ -12,7 +12,6 @@ from fastload.dataset import is_unpacked
 from fastload.errors import OptionError
 from fastload.loader.options import List, Workers
 from fastload.plan import ChunkWindow
-from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.system.text import counted
 
@@ -104,11 +103,7 @@ def is_meant_as_argument(word: str, accepted: Collection[str]) -> bool:
 def description(options: Resolved, workers: int) -> tuple[list[str], list[str]]:
     """Returns what a loader loads, and how, in a few words each; batches are counted for an epoch on this rank."""
     data, plan, steps = options.data, options.plan, options.plan.num_steps
-    what = [Path(data.name).name if isinstance(data, PackedInput) else data.name]
-    if isinstance(data, PackedInput):
-        dataset = data.dataset
-        what += [f"split {dataset.split}"] if dataset.split else []
-        what += ["some of its rows"] if data.selected is not None else []
+    what = data.description()
     what += [counted(len(plan.rows), "row"), f"{steps:,} {'batch' if steps == 1 else 'batches'} of {plan.batch_size}"]
     what += ["elastic"] if plan.elastic else []
     if options.share.world_size > 1:
@@ -118,7 +113,7 @@ def description(options: Resolved, workers: int) -> tuple[list[str], list[str]]:
     shuffle = f"windows of {plan.shuffle.chunks} chunks" if isinstance(plan.shuffle, ChunkWindow) else plan.shuffle
     how = [f"shuffle {shuffle}" if shuffle else "in order", f"ends {plan.ends}", f"seed {plan.seed}"]
     by = ("process" if workers == 1 else "processes") if data.runs_python else "thread" + "s" * (workers > 1)
-    reading = f" ({options.read})" if isinstance(data, PackedInput) else ""
+    reading = f" ({data.read_mode})" if data.read_mode else ""
     how.append(f"cached in {options.cache} memory" if options.cache else f"{workers} {by}{reading}")
     how.append(f"to {options.backend.device}" if options.backend is not None else "to host memory")
     how += [counted(len(options.transforms), "transform")] if options.transforms else []

@@ -33,11 +33,9 @@ from fastload.plan import Echo, Ends, Shuffle
 from fastload.plan.cursor import EpochCursor, Position
 from fastload.prefetch.auto_workers import AutoWorkers
 from fastload.prefetch.cache_choice import CacheOption
-from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.producer import Producer
 from fastload.prefetch.recipe import make_recipe
 from fastload.prefetch.stage import Where
-from fastload.read.linear import chosen
 from fastload.system.text import object_html, object_text
 from fastload.timing.clocks import InFlight
 from fastload.timing.probe import LoaderStats, Probe
@@ -167,7 +165,7 @@ class FastLoader:
         self._auto = AutoWorkers() if options.auto_workers else None
         self._epochs = EpochCursor(options.plan, options.data.identity)
         self._in_flight = InFlight(options.backend.clock) if options.backend is not None else None
-        self._counter = PassCounter(read=options.read if isinstance(options.data, PackedInput) else "")
+        self._counter = PassCounter(read=options.data.read_mode)
         self._producer = Producer(options, self._recipe)
 
     def __new__(cls, *positional: object, **words: object) -> Self:  # also gets arguments that `__init__` does not have
@@ -251,7 +249,7 @@ class FastLoader:
         options, counter = self._options, PassCounter(in_flight=self._in_flight, read=self._counter.read)
         check_share(self._given.share, options.share)
         options.data.check()
-        if options.is_remote:
+        if options.data.remote is not None:
             counter.used, counter.used_before = options.network_use, options.network_use()
         position = self._decided(self._epochs.coming())
         counter.bytes_read = self._producer.open(self._auto.number if self._auto is not None else None)
@@ -271,12 +269,10 @@ class FastLoader:
 
     def _read_packed(self) -> None:
         """Switches from a folder to its packed file, if that is complete by now."""
-        data = self._options.data
-        if isinstance(data, PackedInput) and (dataset := data.dataset.packed()) is not data.dataset:
+        if (data := self._options.data.newest()) is not self._options.data:
             self._producer.close()
-            read = chosen(dataset.file.place, dataset.read)
-            self._options = replace(self._options, data=PackedInput(dataset), read=read)
-            self._recipe, self._counter.read = make_recipe(self._options), read
+            self._options = replace(self._options, data=data)
+            self._recipe, self._counter.read = make_recipe(self._options), data.read_mode
             self._producer = Producer(self._options, self._recipe)
 
     def describe(self) -> str:

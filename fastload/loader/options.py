@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,13 +26,11 @@ from fastload.format.joined import check_list
 from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, ResolvedShuffle, Shuffle, is_drawing
 from fastload.plan.order import likeness
 from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_pieces
-from fastload.prefetch.inputs import Input, PackedInput, as_input, shuffle_of
+from fastload.prefetch.inputs import Input, as_input, shuffle_of
 from fastload.prefetch.recipe import Recipe, as_list, make_recipe, why_slow
 from fastload.prefetch.resolved import BatchForm, Resolved, group_size
 from fastload.prefetch.waiting import check_timeout
-from fastload.read.linear import chosen
 from fastload.remote.options import is_url
-from fastload.remote.shards import RemoteShards
 from fastload.system import native
 
 _MOST_MULTIPLE = 4096
@@ -170,7 +168,6 @@ def resolve(given: LoaderOptions, share: Share, nodes: Nodes | None) -> tuple[Re
     data, workers = _input(given.source), given.workers
     workers = workers if isinstance(workers, Workers) else Workers(workers)
     form, groups = _form(given, data)
-    read = chosen(data.dataset.file.place, data.dataset.read) if isinstance(data, PackedInput) else "map"
     backend = open_backend(given.device)
     location, fixed_shares = choose_cache(given.cache, data, backend, share)
     nodes = None if fixed_shares else nodes
@@ -182,8 +179,7 @@ def resolve(given: LoaderOptions, share: Share, nodes: Nodes | None) -> tuple[Re
             f'{data.name}: cache="device": the rows do not fit on each device, so each rank would keep a share, '
             f'and share="elastic" gives ranks other rows in each epoch. Leave one out, or take cache="host".'
         )
-    if isinstance(data, PackedInput) and data.runs_python:
-        data = PackedInput(data.dataset.expecting(order.chunks if isinstance(order, ChunkWindow) else None))
+    data = data.expecting(order.chunks if isinstance(order, ChunkWindow) else None)
     plan = EpochPlan(
         rows=data.plan_rows,
         chunk_rows=data.chunk_rows,
@@ -201,7 +197,6 @@ def resolve(given: LoaderOptions, share: Share, nodes: Nodes | None) -> tuple[Re
         plan=plan,
         share=share,
         nodes=nodes,
-        read=read,
         workers=None if isinstance(workers.number, str) else workers.number,
         auto_workers=isinstance(workers.number, str),
         backend=backend,
@@ -257,14 +252,14 @@ def _form(given: LoaderOptions, data: Input) -> tuple[BatchForm, NDArray[np.int6
         raise OptionError('group_by="aspect": a batch of one image has no others to be like. Leave group_by out.')
     if batch.group_by is not None and given.shuffle is False:
         raise OptionError('group_by="aspect" needs shuffled rows: shuffle=False keeps the order of the file.')
-    if not isinstance(data, PackedInput) or data.runs_python:
+    if (packed := data.packed) is None:
         raise OptionError(
             f"batch={given.batch!r}: the samples are made by Python code, in processes that make tensors of one size. "
             f"Give FastLoader a packed file without a transform of its own, and transforms of fastload.transforms; or "
             f"take a plain DataLoader with a collate_fn."
         )
     form = BatchForm("pad", int(batch.multiple)) if isinstance(batch, Pad) else BatchForm("list")
-    return form, likeness(data.sizes()) if batch.group_by else None
+    return form, likeness(packed.sizes()) if batch.group_by else None
 
 
 def check_drawing(shuffle: ResolvedShuffle, pieces: int, *, fixed_shares: bool) -> None:
@@ -302,21 +297,21 @@ def _check_cache(options: Resolved, workers: int) -> None:
     For each rank the windows of the batches that its threads read at a time, and of the next one; without windows the
     rows of these batches may be in as many chunks.
     """
-    file = options.data.dataset.file if isinstance(options.data, PackedInput) else None
-    if file is None or file.remote is None:
+    data, remote = options.data, options.data.remote
+    if remote is None:
         return
-    window, plan, ranks, chunk_rows = options.window, options.plan, len(options.local_ranks), options.data.chunk_rows
-    group = group_size(options.packed.row_bytes * plan.batch_size, plan.num_steps)
+    window, plan, ranks, chunk_rows = options.window, options.plan, len(options.local_ranks), data.chunk_rows
+    group = group_size(data.row_bytes * plan.batch_size, plan.num_steps)
     rows = (workers + 1) * group * plan.batch_size
     if window is not None:
-        number = window.chunks * (-(-rows // (window.chunks * chunk_rows)) + 1) * file.shards.chunks_of(chunk_rows)
+        shards = data.dataset.file.shards
+        number = window.chunks * (-(-rows // (window.chunks * chunk_rows)) + 1) * shards.chunks_of(chunk_rows)
         what = f"reading windows of {window.chunks} chunks"
     elif plan.shuffle is False:
         number, what = rows // max(1, chunk_rows) + workers + 2, "reading in order"
     else:
         number, what = rows, f"reading batches of {plan.batch_size} rows anywhere"
     what += f" by {ranks} ranks of this machine" if ranks > 1 else ""
-    remote = cast(RemoteShards, file.remote)
     remote.room.ranks, remote.source.lets_damage_pass = ranks, options.skip_damaged
     smaller = plan.shuffle is not False and (window is None or window.chunks > 4)
     less = "shuffle in smaller windows (shuffle=ChunkWindow(4))" if smaller else "use fewer workers"

@@ -20,7 +20,7 @@ from fastload.distributed.ranks import Nodes, Share, local_world_size
 from fastload.errors import CacheError, OptionError, level_of_the_user
 from fastload.plan import EpochPlan, rank_share
 from fastload.plan.randomness import batchmate_reuse
-from fastload.prefetch.inputs import Input, PackedInput
+from fastload.prefetch.inputs import Input
 from fastload.prefetch.resolved import Location
 from fastload.prefetch.row_cache import cached_fields
 from fastload.system.machine import available_memory
@@ -61,7 +61,8 @@ def choose_cache(cache: object, data: Input, backend: Backend | None, share: Sha
         raise OptionError(f'cache={cache!r} is not known; choose "device", "host", "auto" or None')
     if cache is None:
         return CacheChoice()
-    if backend is None or not isinstance(data, PackedInput) or data.runs_python:
+    packed = data.packed
+    if backend is None or packed is None:
         if backend is None:
             why_none = "batches stay on the CPU, where the kernel keeps the pages of files"
             refusal = (
@@ -79,9 +80,9 @@ def choose_cache(cache: object, data: Input, backend: Backend | None, share: Sha
             return CacheChoice()
         raise OptionError(f"cache={cache!r}: {refusal}")
     # A share of a selection may repeat rows, which are cached once; it is counted as if it did not.
-    num_rows = len(data.rows_in_file(range(data.plan_rows.start, data.plan_rows.stop)))
+    num_rows = len(packed.rows_in_file(data.plan_rows))
     longest = len(rank_share(len(data.plan_rows), rank=0, world_size=share.world_size))
-    whole, part = (sum(field.nbytes for field in cached_fields(data.dataset, rows)) for rows in (num_rows, longest))
+    whole, part = (sum(field.nbytes for field in cached_fields(packed.dataset, rows)) for rows in (num_rows, longest))
     rows = f"{num_rows:,} rows of {data.name}"
     if cache == "device":
         return CacheChoice("device", _must_share(rows, whole, min(whole, part), backend, share))

@@ -1,6 +1,7 @@
 """The data of a loader: a packed file, a part of one, or any map-style dataset.
 
-The plan sees a run of rows, worker processes a source of samples.
+The plan sees a run of rows, worker processes a source of samples. Both kinds have the same attributes and methods, so
+that callers ask for what they need to know, and only reading threads need a packed file: see `PackedInput.packed`.
 """
 
 from __future__ import annotations
@@ -12,20 +13,25 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate
 
-from fastload.dataset import PackedDataset, as_handed_over, positions_of
+from fastload.dataset import PackedDataset, as_handed_over, collated, positions_of
 from fastload.errors import OptionError, level_of_the_user
 from fastload.format.ragged import JPEG, RAW
 from fastload.plan import ChunkWindow, ResolvedShuffle, Shuffle, is_drawing, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
+from fastload.read.linear import Read, chosen
+from fastload.read.readahead import ReadAhead
 from fastload.read.rows import Rows
+from fastload.remote.shards import RemoteShards
 from fastload.timing.stopwatch import current
+from fastload.transforms.boxes_and_points import Coordinates
 
 # Rows that a dataset's compression ratio is taken from.
 _RATIO_ROWS = 512
@@ -52,6 +58,8 @@ class PackedInput:
     """The data of a `PackedDataset`; pickled into worker processes."""
 
     at_once = False  # whether `samples` makes all of a call's samples before it yields the first
+    code = "the packed dataset's own transform"  # the Python code that makes samples, for messages
+    collate = staticmethod(collated)  # makes a batch's field of its samples' values
 
     def __init__(self, dataset: PackedDataset) -> None:
         file = dataset.file
@@ -68,12 +76,20 @@ class PackedInput:
         # Rows of a chunk of the field whose chunks make up shuffle windows; 0: there are none.
         main = "images" if "images" in file.fields else next(iter(file.fields))
         self.chunk_rows = 0 if self.selected is not None else file.fields[main].chunk_rows
+        self.chunk_bytes = self.chunk_rows * file.fields[main].row_bytes  # of such a chunk, decoded
         self.shuffled = file.shuffled  # whether neighbouring rows are a fair mix already
         masks = file.fields.get("masks")
         self.ignore_index = int(masks.attrs.get("ignore_index", 0)) if masks else 0
         self.runs_python = dataset.transform is not None
         self.skips_damaged = dataset.on_damage == "skip"
+        self.decode_on_device = dataset.decode == "device"  # whether JPEGs are to be, where that is possible
+        self.read_mode = chosen(file.place, dataset.read)  # how rows are read; "": Python code reads
+        # From where it can be opened again, a path or URL; None: it cannot, as of a list of files.
+        self.path = None if file.listed else file.url or file.path
+        self.files = file.files  # that hold its rows, on this machine
         asked = {name: file.fields[name] for name, _, _ in dataset.layout()}
+        self.linear = not any(field.chunked for field in asked.values())  # whether any row is read without others
+        self.stored_bytes = sum(field.row_bytes for field in asked.values())  # of a sample, in the mean
         self.varied = any(field.varied for field in asked.values())  # whether samples differ in shape
         self.ragged = any(field.ragged is not None for field in asked.values())
         # Fields that full shuffle decodes a chunk of for nearly every row: compressed, and too large to keep.
@@ -84,9 +100,71 @@ class PackedInput:
         ]
 
     @property
+    def packed(self) -> PackedInput | None:
+        """Itself, where threads read its rows; None: Python code makes the samples, in processes."""
+        return None if self.runs_python else self
+
+    @property
     def row_bytes(self) -> int:
         """The bytes of a sample's fields in a batch as it lies in the file; 0 for fields that differ in size."""
         return sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in self.dataset.layout())
+
+    @property
+    def remote(self) -> RemoteShards | None:
+        """Fetches its rows over the network; None: they are on this machine."""
+        return cast("RemoteShards | None", self.dataset.file.remote)
+
+    @property
+    def network_bytes(self) -> int:
+        """The bytes that this process fetched of it so far."""
+        use = self.dataset.file.shard_files.network_use()
+        return use.bytes if use is not None else 0
+
+    @property
+    def channels(self) -> int:
+        """The channels of its images; 0: not known."""
+        return self.image_spec()[0][0]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes or attributes in labels; empty if not known."""
+        return self.dataset.classes
+
+    @property
+    def transform(self) -> Any:
+        """The Python transform that is called with each gathered sample; None: there is none."""
+        return self.dataset.sample_transform
+
+    def description(self) -> list[str]:
+        """Returns what it is and which part of it is read, in a few words each."""
+        split, some = self.dataset.split, self.selected is not None
+        return [Path(self.name).name, *([f"split {split}"] if split else []), *(["some of its rows"] if some else [])]
+
+    def newest(self) -> Input:
+        """Returns the data to be read from now on: itself, or for a folder its packed file once that is there."""
+        dataset = self.dataset.packed()
+        return self if dataset is self.dataset else PackedInput(dataset)
+
+    def reading(self, read: Read) -> PackedDataset:
+        """Returns the dataset with another way to read, where it has any."""
+        return self.dataset.reading(read)
+
+    def expecting(self, chunks: int | None) -> Input:
+        """Returns the data for a loader that shuffles in windows of so many chunks; None: in no windows."""
+        return PackedInput(self.dataset.expecting(chunks)) if self.runs_python else self
+
+    def read_ahead(self, *, windows: bool) -> ReadAhead | None:
+        """Announces rows of local files to the kernel; the caller closes it. None: samples are no rows of files."""
+        return self.dataset.read_ahead(chunk_rows=self.chunk_rows if windows else 0)
+
+    def coordinates(self) -> dict[str, Coordinates]:
+        """Returns how fields hold boxes and points, by name, as far as that is known."""
+        return self.dataset.coordinates()
+
+    def gathered(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+        """Returns name, shape of a row and dtype of each field whose rows can be gathered as they lie in the file."""
+        fields = self.dataset.file.fields
+        return [one for one in self.dataset.layout() if not fields[one[0]].renumbered]
 
     def identity(self) -> str:
         """Returns the digest of the file, with the selected rows if there are some; part of a saved state."""
@@ -180,20 +258,22 @@ class PackedInput:
 
 
 class OtherInput:
-    """The data of any map-style dataset; the attributes and methods that every input has, see `PackedInput`."""
+    """The data of any map-style dataset; attributes and methods as of `PackedInput`."""
 
     fields: tuple[str, ...] | None = None
-    selected = mentions = None
+    packed = selected = mentions = path = remote = transform = None
     compressed: Sequence[str] = ()
-    chunk_rows = 0
-    shuffled = False
-    ignore_index = 0
+    files: Sequence[Path] = ()
+    classes: tuple[str, ...] = ()
+    chunk_rows = chunk_bytes = row_bytes = stored_bytes = network_bytes = ignore_index = channels = 0
+    shuffled = ragged = varied = linear = skips_damaged = decode_on_device = False
     runs_python = True
-    skips_damaged = False
+    read_mode = ""
+    collate = staticmethod(default_collate)
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = cast(Any, dataset)
-        self.name = type(dataset).__name__
+        self.name = self.code = type(dataset).__name__
         self.plan_rows = range(len(self.dataset))
         # As torch does: some define it as None. A Subset has it, and calls its dataset's, if there is one.
         self._many = getattr(dataset, "__getitems__", None) if _makes_many(dataset) else None
@@ -210,6 +290,41 @@ class OtherInput:
                 f"{self.name}: had {len(self.plan_rows):,} samples when the loader was made and has "
                 f"{len(self.dataset):,} now. Make the loader again."
             )
+
+    def description(self) -> list[str]:
+        """Returns its name."""
+        return [self.name]
+
+    def newest(self) -> Input:
+        """Returns itself."""
+        return self
+
+    def reading(self, read: Read) -> Any:
+        """Returns the dataset."""
+        return self.dataset
+
+    def expecting(self, chunks: int | None) -> Input:
+        """Returns itself."""
+        return self
+
+    def read_ahead(self, *, windows: bool) -> None:
+        """Returns None: nothing is known of files."""
+
+    def coordinates(self) -> dict[str, Coordinates]:
+        """Returns an empty dict."""
+        return {}
+
+    def gathered(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+        """Returns an empty list."""
+        return []
+
+    def has_jpegs(self) -> bool:
+        """Returns False: not known."""
+        return False
+
+    def compression_ratio(self) -> float:
+        """Returns 0.0: not known."""
+        return 0.0
 
     def samples(self, rows: NDArray[np.int64]) -> Iterable[Any]:
         """Yields the samples of indices, in order."""
@@ -303,7 +418,7 @@ def shuffle_of(data: Input, shuffle: Shuffle, *, cached: bool = False) -> Resolv
     chosen_by_file = shuffle is True or shuffle == "auto"
     resolved = "full" if chosen_by_file and not data.chunk_rows else resolve_shuffle(shuffle, data.shuffled)
     if is_drawing(resolved) and isinstance(resolved.field, str):
-        if not isinstance(data, PackedInput):
+        if data.fields is None:
             raise OptionError(
                 f"shuffle={resolved!r}: {data.name} has no fields by name. Give the class of each sample in the place "
                 f"of {resolved.field!r}: whole numbers, ({len(data.plan_rows)},)."

@@ -28,7 +28,6 @@ from fastload.errors import WorkerError, WorkerTimeoutError
 from fastload.prefetch.auto_workers import WatchedPass
 from fastload.prefetch.coming import announced
 from fastload.prefetch.fill_threads import FillThreads
-from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.recipe import Recipe
 from fastload.prefetch.resolved import Resolved, most_pinned
 from fastload.prefetch.ring import SLACK, Ring, Slot, SlotField
@@ -38,7 +37,7 @@ from fastload.prefetch.sample_worker import TRIED, BatchRequest, BatchResult, Fi
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.stages.rows import fact_fields
 from fastload.prefetch.stages.transform import DrawNumbers
-from fastload.prefetch.torch_workers import DeadWorkerError, Workers, start_workers
+from fastload.prefetch.torch_workers import DeadWorkerError, WorkerProcesses, start_workers
 from fastload.prefetch.work import Epochs, Orders, Work, coalesced, fields_on_cpu, split
 from fastload.prefetch.worker_requests import NO_SLOT, Sender
 from fastload.system.machine import available_memory, busy_processes_s, which_end
@@ -82,7 +81,7 @@ class ProcessPool:
         self._control = SharedMemory()  # see `Filler`
         self._control.extend(control_bytes(0, 0))
         self._wanted = self._control.view(0, 8).view(np.int64)
-        self._workers: Workers | None = None
+        self._workers: WorkerProcesses | None = None
         self._sender: Sender | None = None  # when there are workers
         self.threads = FillThreads(1)  # plans batches and sends the requests for them
         self._closed = False
@@ -97,8 +96,7 @@ class ProcessPool:
     @property
     def worker_info(self) -> WorkerInfo:
         """The worker processes, and the batches that they have to do."""
-        data, number = self.options.data, self.number
-        ratio = data.compression_ratio() if isinstance(data, PackedInput) else 0.0
+        number, ratio = self.number, self.options.data.compression_ratio()
         return WorkerInfo(number, PREFETCH * number, by_threads=False, compression_ratio=ratio)
 
     def begin(self, epochs: Epochs, *, timed: bool) -> Run:
@@ -108,10 +106,8 @@ class ProcessPool:
             OptionError: this process may not have workers, or the dataset cannot be sent to them.
             WorkerError: the process that starts them ended.
         """
-        options, batch_bytes = self.options, 0
-        if isinstance(options.data, PackedInput):
-            file, layout = options.data.dataset.file, options.data.dataset.layout()
-            batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
+        options = self.options
+        batch_bytes = options.plan.batch_size * options.data.stored_bytes
         self._runs += 1
         with ExitStack() as resources:
             under_way = PREFETCH * self.number
@@ -303,7 +299,7 @@ class ProcessPool:
 
         Raises WorkerError if the worker that this waits for died, or None: any of them, unless the rows that ended it
         are to be skipped: then new workers make the missing ones, and nothing was received. `left` as in
-        `Workers.result`.
+        `WorkerProcesses.result`.
         """
         assert self._workers is not None, "a run's workers are alive"
         try:

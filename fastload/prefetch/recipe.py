@@ -82,24 +82,24 @@ def make_recipe(options: Resolved) -> Recipe:
             size. What Python code makes is looked at before the first batch.
     """
     data, transforms, backend = options.data, options.transforms, options.backend
-    packed = data if isinstance(data, PackedInput) and not data.runs_python else None
+    packed = data.packed
     own_sizes = options.form.kind != "stack" and packed is not None
     head = None
     if packed is not None and own_sizes:
         head = _placed_head(options, packed)
     elif packed is not None and packed.ragged:
         head = _size_head(options, packed)
-    coordinates = data.dataset.coordinates() if isinstance(data, PackedInput) else {}
     if packed is not None and transforms:
         _check_transforms(packed, transforms, head, own_sizes=own_sizes)
-    augmentation = Augmentation(transforms, options.plan.seed, options.share.rank, data.ignore_index, coordinates)
+    seed, rank, coordinates = options.plan.seed, options.share.rank, data.coordinates()
+    augmentation = Augmentation(transforms, seed, rank, data.ignore_index, coordinates)
     in_threads = packed is not None and backend is None and options.echo == 1
     in_threads = in_threads and (augmentation.in_threads or (own_sizes and not transforms))
     if head is not None:
         # On the CPU flips cost nothing more there; elsewhere each echo flips anew.
         head = head.with_flips() if in_threads and not own_sizes else head
         augmentation = replace(augmentation, done=head.count)
-    by_device = isinstance(data, PackedInput) and _decodes_on_device(options, data, head)
+    by_device = data.decode_on_device and data.has_jpegs() and _decodes_on_device(options, packed, head)
     if packed is None:
         return _of_samples(options, augmentation)
     if options.cache is not None:
@@ -118,7 +118,7 @@ def make_recipe(options: Resolved) -> Recipe:
     gathered = [name for name, _, _ in dataset.layout() if name not in parts.apart]
     gather = GatherRows(dataset, gathered, into_slot=not computes, mapped=parts.mapped)
     reading: list[Stage] = [WhileHeld([gather, *parts.made, Store()]) if computes else gather]
-    reading += [ReadTexts(dataset, options.read, alone=False)] if dataset.text_fields else []
+    reading += [ReadTexts(dataset, packed.read_mode, alone=False)] if dataset.text_fields else []
     file = None if computes else dataset.file
     workers = options.workers or default_workers(
         data,
@@ -222,7 +222,7 @@ def _of_cache(options: Resolved, packed: PackedInput, augmentation: Augmentation
     shape, dtype = packed.image_spec() if "images" in dataset.fields else ((0, 0, 0), torch.uint8)
     spec = ImageSpec(*shape, dtype) if "images" in dataset.fields else None
     stages: list[Stage] = [WriteFacts(), WriteIndex(dataset, location)]
-    stages += [ReadTexts(dataset, options.read, alone=True)] if dataset.text_fields else []
+    stages += [ReadTexts(dataset, packed.read_mode, alone=True)] if dataset.text_fields else []
     stages.append(DrawNumbers(augmentation, options.uses, spec))
     fetch: list[Stage] = [FetchCached(backend) if location == "host" else HoldCached()]
     use: list[Stage] = [GatherCached()] if location == "device" else []
@@ -237,15 +237,14 @@ def _of_cache(options: Resolved, packed: PackedInput, augmentation: Augmentation
 
 def why_slow(options: Resolved, recipe: Recipe) -> str:
     """Returns why the reading threads decode, crop or transform images slowly here; "" if they do not, or fast."""
-    data = options.data
-    if not isinstance(data, PackedInput) or data.runs_python:
+    if options.data.runs_python:
         return ""
     if any(isinstance(step, DecodeOnDevice) for stage in recipe.stages for step in stage.steps()):
         return ""
     on_cpu = options.backend is None and bool(recipe.augmentation.transforms)
     if not (recipe.decodes or recipe.computes or on_cpu):
         return ""
-    return native.why_slow(data.seems_to_have_jpegs)
+    return native.why_slow(options.packed.seems_to_have_jpegs)
 
 
 def _check_transforms(
@@ -290,30 +289,27 @@ def _transform_batch(options: Resolved, augmentation: Augmentation) -> Transform
     return TransformBatch(augmentation, f"{name} runs in the loop's thread")
 
 
-def _decodes_on_device(options: Resolved, packed: PackedInput, head: SizeHead | None) -> bool:
+def _decodes_on_device(options: Resolved, packed: PackedInput | None, head: SizeHead | None) -> bool:
     """Whether stored JPEGs are decoded by the device, and cut there when a batch is handed over; warns if not."""
-    if packed.dataset.decode != "device" or not packed.has_jpegs():
-        return False
     if reason := _why_not_on_device(options, packed, head):
-        warnings.warn(
-            f'{packed.name}: decode="device": JPEGs are decoded by the CPU: {reason}.', stacklevel=level_of_the_user()
-        )
+        what = f'{options.data.name}: decode="device": JPEGs are decoded by the CPU'
+        warnings.warn(f"{what}: {reason}.", stacklevel=level_of_the_user())
     return not reason
 
 
-def _why_not_on_device(options: Resolved, data: PackedInput, head: SizeHead | None) -> str:
+def _why_not_on_device(options: Resolved, packed: PackedInput | None, head: SizeHead | None) -> str:
     """Returns why stored JPEGs cannot be decoded by the device; empty if they can. The data are JPEGs."""
-    (channels, _, _), dtype = data.image_spec()
     if options.backend is None:
         return "the loader has no device; give FastLoader device='cuda'"
-    if data.runs_python:
+    if packed is None:
         return "the dataset's own transform is Python, which runs in processes"
     if options.form.kind != "stack":
         return f'batch="{options.form.kind}" sends images as they are'
     if options.cache is not None:
         return f"cache={options.cache!r} keeps decoded images"
-    if "masks" in data.dataset.fields:
+    if "masks" in packed.dataset.fields:
         return "masks are cut with their images by the CPU"
+    (channels, _, _), dtype = packed.image_spec()
     if dtype != torch.uint8 or channels == 4:
         return f"of images of {channels} channels and {dtype}"
     if head is not None and (head.pads or head.resizes > 1):

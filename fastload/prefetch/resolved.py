@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from fastload.device import Backend
 from fastload.distributed.ranks import Nodes, Share, cpus_of_rank, local_ranks, local_world_size
@@ -13,8 +13,6 @@ from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.ring import SLOTS_IN_COPY
 from fastload.prefetch.waiting import Patience
 from fastload.prefetch.work import ReplaceDamaged
-from fastload.read.linear import Read
-from fastload.remote.shards import RemoteShards
 from fastload.system.machine import available_memory
 from fastload.timing.network import NetworkUse
 
@@ -58,7 +56,6 @@ class Resolved:
     plan: EpochPlan  # of any whole epoch; with batch size, shuffle, ends and fixed pieces
     share: Share  # of this rank
     nodes: Nodes | None  # that read the same rows in each epoch; None: that is not asked for
-    read: Read  # as in `FastLoader`
     workers: int | None  # threads or processes asked for; None: by default
     auto_workers: bool  # whether their number is chosen anew for each epoch, by measurements
     backend: Backend | None  # of the device; None for the CPU
@@ -92,17 +89,14 @@ class Resolved:
     @property
     def packed(self) -> PackedInput:
         """The data, where threads read it from a packed file."""
-        assert isinstance(self.data, PackedInput), "a dataset that is not packed is made by processes"
-        return self.data
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether rows are fetched over the network."""
-        return isinstance(self.data, PackedInput) and self.data.dataset.file.remote is not None
+        packed = self.data.packed
+        assert packed is not None, "processes run Python code"
+        return packed
 
     def network_use(self) -> NetworkUse:
         """Returns what this process fetched so far of a dataset behind a URL."""
-        remote = cast(RemoteShards, self.packed.dataset.file.remote)
+        remote = self.data.remote
+        assert remote is not None, "it is behind a URL"
         nodes = max(1, self.share.world_size // local_world_size())
         return replace(remote.network_use(), nodes=nodes, by_node=self.nodes is not None)
 
@@ -130,7 +124,7 @@ def default_workers(data: Input, batch_size: int, *, computing: bool, to_device:
         computing: whether threads decode or run transforms, and do not only copy.
         to_device: whether batches go to a device.
     """
-    if isinstance(data, PackedInput) and not (data.runs_python or computing):
+    if not (data.runs_python or computing):
         batch_bytes = data.row_bytes * batch_size if to_device else None
         return copying_threads(cpus_of_rank(), batch_bytes, available_memory() // local_world_size())
     return min(_MAX_WORKERS, cpus_of_rank())

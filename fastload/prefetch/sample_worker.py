@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, default_collate, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
-from fastload.dataset import as_tensor, collated
+from fastload.dataset import as_tensor
 from fastload.errors import DamagedRowError, FastloadError, WorkerError, shortened
 from fastload.plan import PlannedBatch
-from fastload.prefetch.inputs import Input, PackedInput
+from fastload.prefetch.inputs import Input
 from fastload.prefetch.ring import slot_arrays, slot_bytes
 from fastload.prefetch.sample_layout import SampleLayout, describe, fields_of, layout_of, unwritten, write
 from fastload.prefetch.shared_memory import SharedMemory
@@ -137,7 +137,6 @@ class Filler(Dataset[Any]):
         self._control = control
         self._batch_size = batch_size
         self._skip_damaged = skip_damaged
-        self._collate = collated if isinstance(source, PackedInput) else default_collate
         self._layout: SampleLayout | None = None  # of the slots
         self._slots: dict[int, dict[str, NDArray[Any]]] = {}
         self._kept: set[int] = set()  # slots that the user's code still refers to; the training process replaces them
@@ -242,8 +241,8 @@ class Filler(Dataset[Any]):
         if parts is None:
             return BatchResult(request.slot, skipped=True)
         raw, gathered = parts
-        if gathered and isinstance(self._source, PackedInput):
-            transform = self._source.dataset.sample_transform
+        if gathered:
+            transform = self._source.transform
         all_gathered = bool(gathered) and len(gathered) == len(raw)
         made: list[list[Any]] = []  # fields of each sample, None for those in the slot
         unfit: list[Any] = []  # the first sample that does not fit the slot, or must not be written to it
@@ -286,7 +285,7 @@ class Filler(Dataset[Any]):
                 # A transform that mostly makes new images is better off with samples that are still in the cache.
                 self._in_place = 2 * num_written <= len(rows)
             columns = zip(layout.form.names, arrays, zip(*made, strict=True), strict=True)
-            extra = {name: self._collate(list(values)) for name, array, values in columns if array is None}
+            extra = {name: self._source.collate(list(values)) for name, array, values in columns if array is None}
             return BatchResult(request.slot, fields=extra)
         # A sample does not fit the slot, or the transform keeps a view of it, to mix it with a later sample or so.
         self._in_place = False
@@ -310,13 +309,10 @@ class Filler(Dataset[Any]):
         gathered. None: nobody waits for the batch any more.
         """
         source = self._source
-        if not self._in_place or not isinstance(source, PackedInput):
-            return [], []
-        counted_anew = {name for name, field in source.dataset.file.fields.items() if field.renumbered}
         into = {
             name: memory[name]
-            for name, shape, dtype in source.dataset.layout()
-            if name in memory.keys() - counted_anew and memory[name].shape[1:] == shape and memory[name].dtype == dtype
+            for name, shape, dtype in (source.gathered() if self._in_place else ())
+            if name in memory and memory[name].shape[1:] == shape and memory[name].dtype == dtype
         }
         if not into:
             return [], []
@@ -349,7 +345,7 @@ class Filler(Dataset[Any]):
                     f"then FastLoader(transform=[RandomResizedCrop(224), ...]) makes their size."
                 )
         columns = zip(*(fields_of(sample, layout.form) or () for sample in samples), strict=True)
-        fields = {name: self._collate(list(one)) for name, one in zip(layout.form.names, columns, strict=True)}
+        fields = {name: self._source.collate(list(one)) for name, one in zip(layout.form.names, columns, strict=True)}
         return BatchResult(slot, layout, fields, found)
 
     def _named(self, error: BaseException, rows: NDArray[np.int64]) -> WorkerError:

@@ -53,8 +53,8 @@ class Opened:
         window = self.options.window
         # A window's chunks, and the next window's, which is read ahead. Neighbouring batches share a chunk.
         chunks = 2 * window.chunks if window is not None else self._workers + 1
-        dataset = self.options.packed.dataset
-        return dataset.open_reader(self.options.read, cache_chunks=chunks, windows=window is not None)
+        packed = self.options.packed
+        return packed.dataset.open_reader(packed.read_mode, cache_chunks=chunks, windows=window is not None)
 
     def close(self) -> None:
         """Closes the file, and unpins memory when the device has done with it."""

@@ -56,7 +56,7 @@ Nothing else ends with it by custom: os.EX_* are 64 to 78, shells have 126 to 19
 """
 
 
-class Workers(_MultiProcessingDataLoaderIter):
+class WorkerProcesses(_MultiProcessingDataLoaderIter):
     """torch's workers, which carry out requests one by one; a dead one is noticed at once.
 
     A forked copy of this object leaves them alone.
@@ -227,7 +227,7 @@ def _join(workers: Sequence[Any]) -> list[Any]:
 
 
 # torch leaves its workers to Python when that ends, which waits for stopped ones for ever.
-_living: weakref.WeakSet[Workers] = weakref.WeakSet()
+_living: weakref.WeakSet[WorkerProcesses] = weakref.WeakSet()
 
 
 @atexit.register
@@ -255,8 +255,8 @@ def _death(workers: Sequence[Any], *, began: bool) -> FastloadError:
     return DeadWorkerError(f"a worker of the loader died: {'; '.join(said)}. If it wrote why, that is above.{hint}")
 
 
-def start_workers(dataset: Dataset[Any], number: int) -> Workers:
-    """Starts `Workers`.
+def start_workers(dataset: Dataset[Any], number: int) -> WorkerProcesses:
+    """Starts `WorkerProcesses`.
 
     Raises:
         OptionError: this process may not have workers, the script has no guard, or the dataset cannot be sent to them.
@@ -286,7 +286,7 @@ def start_workers(dataset: Dataset[Any], number: int) -> Workers:
             warnings.filterwarnings("ignore", "Got pickle error")
             # The user made no DataLoader, and a dataset that waits gains from more workers than CPUs.
             warnings.filterwarnings("ignore", "This DataLoader will create")
-            return Workers(dataset, number, context)
+            return WorkerProcesses(dataset, number, context)
     except ChildProcessError as error:
         raise OptionError(
             "this process was forked from one that had started a forkserver, which it cannot use. Call "

@@ -24,7 +24,7 @@ from fastload.prefetch.sample_worker import (
 )
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.stage import Stage, Where
-from fastload.prefetch.torch_workers import Workers
+from fastload.prefetch.torch_workers import WorkerProcesses
 from fastload.prefetch.waiting import doing, is_stopped, state_of
 from fastload.prefetch.work import Work
 from fastload.transforms.draws import Draws
@@ -57,13 +57,13 @@ class Sender(Stage):
     where = Where.THREAD
     why = "processes make the samples"
 
-    def __init__(self, workers: Workers, control: SharedMemory, options: Resolved) -> None:
+    def __init__(self, workers: WorkerProcesses, control: SharedMemory, options: Resolved) -> None:
         self._workers, self._control, self._options = workers, control, options
         self._told: set[int] = set()  # workers that know the layout
         self.sending = threading.RLock()  # held while a request is sent, and while workers are replaced
         self.layout: SampleLayout | None = None  # of the slots
 
-    def replace(self, workers: Workers, works: Iterable[Work]) -> None:
+    def replace(self, workers: WorkerProcesses, works: Iterable[Work]) -> None:
         """Sends requests to these workers from now on, and those again that were sent before."""
         with self.sending:
             self._workers = workers

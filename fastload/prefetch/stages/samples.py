@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastload.prefetch.inputs import Input, PackedInput
+from fastload.prefetch.inputs import Input
 from fastload.prefetch.stage import Stage, Where
 
 
@@ -12,5 +12,4 @@ class Samples(Stage):
     where = Where.PROCESS
 
     def __init__(self, data: Input) -> None:
-        what = "the packed dataset's own transform" if isinstance(data, PackedInput) else data.name
-        self.why = f"{what} is Python code, which threads would run one at a time"
+        self.why = f"{data.code} is Python code, which threads would run one at a time"

@@ -212,7 +212,7 @@ def default_batch_size(num_samples: int) -> int:
 
 def crop_for(data: Input, size: int | Sequence[int] | None) -> RandomResizedCrop | None:
     """Returns the crop for these data: of the size asked for, else 224 if images differ in size, else None."""
-    if size is None and isinstance(data, PackedInput) and data.varied:
+    if size is None and data.varied:
         size = SIZE
     return None if size is None else RandomResizedCrop(size)
 

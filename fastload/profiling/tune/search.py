@@ -19,11 +19,10 @@ from torch.utils.data import Dataset
 from fastload.dataset import PackedDataset
 from fastload.distributed.ranks import cpus_of_rank
 from fastload.errors import OptionError
-from fastload.format.header import PackedFile
 from fastload.inspection.shuffle_quality import LEAST_ROWS, OrderQuality, measure_shuffles
 from fastload.loader.loader import FastLoader
 from fastload.plan import ChunkWindow
-from fastload.prefetch.inputs import OtherInput, PackedInput, as_input, shuffle_of
+from fastload.prefetch.inputs import Input, as_input, shuffle_of
 from fastload.prefetch.resolved import default_workers
 from fastload.profiling.bench.steps import NetworkStep, TrainingStep, make_step, parse_step
 from fastload.profiling.bench.subject import crop_call, crop_for, crop_text, default_batch_size
@@ -167,9 +166,7 @@ class Search:
         self._data = data = as_input(source)
         self.batch_size = options.batch_size or default_batch_size(len(data.plan_rows))
         # A path, or a URL, to be read again; None: it is no packed file.
-        in_file = isinstance(data, PackedInput) and not data.dataset.file.listed
-        self._path = _name_of(data.dataset.file) if in_file else None
-        self._files = data.dataset.file.files if isinstance(data, PackedInput) else []
+        self._path = data.path
         if options.cold and self._path is None:
             raise OptionError("cold: only a file can be dropped from the page cache")
         if options.cold and isinstance(self._path, str):
@@ -178,10 +175,12 @@ class Search:
         self.crop = None if options.transform and options.size is None else crop_for(data, options.size)
         self._transform = (*([self.crop] if self.crop else []), *options.transform)
         on_cpu = options.device in (None, "cpu")
-        stored = isinstance(data, PackedInput) and data.ragged  # threads that read also decode
         self.default = Candidate(
             default_workers(
-                data, self.batch_size, computing=stored or (on_cpu and bool(self._transform)), to_device=not on_cpu
+                data,
+                self.batch_size,
+                computing=data.ragged or (on_cpu and bool(self._transform)),  # threads that read also decode
+                to_device=not on_cpu,
             ),
             shuffle_of(data, options.shuffle, cached=True),
         )
@@ -226,7 +225,9 @@ class Search:
         finally:
             for runner in self._runners.values():
                 runner.close()
-            came = _fetched(self._data, close=self._owns)
+            came = self._data.network_bytes
+            if self._owns:
+                self._dataset.file.shard_files.close()
         if rows:
             result.chosen = choose(rows, cpu_budget=self.options.cpu_budget)
             if not fits(result.chosen.row, self.options.cpu_budget):  # maybe one of an earlier race is
@@ -252,8 +253,8 @@ class Search:
             )
         if came:
             self._notes.append(
-                f"{came} came over the network in these trials, and the rates of the first ones are the network's: "
-                f"{advice('tune again', url=self._path)}"
+                f"{format_bytes(came)} came over the network in these trials, and the rates of the first ones are the "
+                f"network's: {advice('tune again', url=self._path)}"
             )
         result.notes, result.elapsed_s = tuple(self._notes), time.perf_counter() - self._begun_s
         return result
@@ -281,13 +282,12 @@ class Search:
     def _stages(self, on_progress: OnStep) -> list[Row]:
         """Varies one argument after another, then races the best against the default; returns the last race's rows."""
         if (choice := self._step_choice) is not None:
-            rate, channels, classes = None, 3, 10
+            rate = None
             if choice.relative:
                 alone = Runner(self.default, self._loader, self.traits, drop=self._drop)
                 rate = statistics.median(alone.run(self._trial_s).samples_per_s for _ in range(3))
                 alone.close()
-            if isinstance(self._data, PackedInput):
-                channels, classes = self._data.image_spec()[0][0], len(self._data.dataset.classes) or 10
+            channels, classes = self._data.channels or 3, len(self._data.classes) or 10
             self._step = make_step(
                 choice, channels=channels, num_classes=classes, device=self.options.device, loader_samples_per_s=rate
             )
@@ -360,9 +360,8 @@ class Search:
         return rows
 
     def _loader(self, candidate: Candidate) -> FastLoader:
-        dataset = self._dataset.reading(candidate.read) if isinstance(self._data, PackedInput) else self._dataset
         return FastLoader(
-            dataset,
+            self._data.reading(candidate.read),
             self._tried_size if candidate.shuffle != "full" or not self.traits.whole else _TINY_BATCH,
             shuffle=candidate.shuffle,
             seed=self.options.seed,
@@ -374,7 +373,7 @@ class Search:
 
     def _drop(self) -> None:
         assert self._path is not None, "there is a file to drop"
-        left = max((share for path in self._files if (share := drop(path)) is not None), default=None)
+        left = max((share for path in self._data.files if (share := drop(path)) is not None), default=None)
         if left is not None and left > 0.01 and not any("stayed" in note for note in self._notes):
             self._notes.append(f"{left:.0%} of the file stayed in the page cache: these figures are warm.")
 
@@ -388,30 +387,7 @@ class Search:
         self._mixing = {order.shuffle: order for order in found.orders}
 
 
-def _fetched(data: PackedInput | OtherInput, *, close: bool) -> str:
-    """Returns the size of what was fetched of the data over the network, "" for none; maybe ends the fetching."""
-    if not isinstance(data, PackedInput):
-        return ""
-    files = data.dataset.file.shard_files
-    use = files.network_use()
-    if close:
-        files.close()
-    return format_bytes(use.bytes) if use is not None and use.bytes else ""
-
-
-def _name_of(file: PackedFile) -> Path | str:
-    return file.url or file.path
-
-
-def _traits_of(data: PackedInput | OtherInput, *, cold: bool) -> DataTraits:
-    linear, kept = False, 2**31
-    if isinstance(data, PackedInput):
-        fields = data.dataset.file.fields
-        layout = [fields[name] for name, _, _ in data.dataset.layout()]
-        linear = not any(field.chunked for field in layout)
-        if data.chunk_rows and not linear:
-            field = fields["images" if "images" in fields else data.dataset.fields[0]]
-            kept = CACHE_BYTES // (field.row_bytes * data.chunk_rows)
+def _traits_of(data: Input, *, cold: bool) -> DataTraits:
+    kept = CACHE_BYTES // data.chunk_bytes if data.chunk_bytes and not data.linear else 2**31
     chunks = -(-len(data.plan_rows) // data.chunk_rows) if data.chunk_rows else 0
-    cpus = cpus_of_rank()
-    return DataTraits(data.runs_python, linear, chunks, cpus, kept, cold=cold)
+    return DataTraits(data.runs_python, data.linear, chunks, cpus_of_rank(), kept, cold=cold)

@@ -92,6 +92,17 @@ def test_trials_go_on_from_epoch_to_epoch_and_a_step_stalls_as_long_as_its_accel
         runner.close()
 
 
+def test_a_subset_is_read_as_its_rows_and_samples_of_python_code_come_as_they_are(packed):
+    part = Search(torch.utils.data.Subset(PackedDataset(packed), range(0, 400, 2)), TuneOptions(**BRIEF))
+    with closing(part._loader(part.default)) as loader:
+        assert len(loader.dataset) == 200 and not part.traits.processes
+    samples = Samples()
+    code = Search(samples, TuneOptions(**BRIEF, step="sim:2000"))
+    with closing(code._loader(code.default)) as loader:
+        assert loader.dataset is samples and code.traits == DataTraits(True, False, 0, code.traits.cpus, 2**31)
+    assert code.run().name == "Samples"
+
+
 @pytest.mark.parametrize("trials", [0, 3])
 def test_interrupted_it_tells_what_it_knows(packed, trials):
     def interrupting(stage, done, total):
