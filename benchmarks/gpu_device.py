@@ -185,7 +185,7 @@ class _HostEvent:
 
 
 class HostBackend(Backend):
-    """What `FastLoader` asks of a device, with memory and no streams: its device stage and caches run without one."""
+    """What `FastLoader` asks of a device, with memory and no streams: its producer and caches run without one."""
 
     def __init__(self) -> None:
         self.clock = HostClock()
@@ -196,8 +196,8 @@ class HostBackend(Backend):
     def side_stream(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def copy(self, host: torch.Tensor) -> torch.Tensor:
-        return host.clone(memory_format=torch.preserve_format)
+    def copy(self, host: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+        return host.clone(memory_format=torch.preserve_format) if into is None else into.copy_(host)
 
     def decoding(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -223,7 +223,10 @@ class HostBackend(Backend):
     def drain(self) -> None:
         pass
 
-    def record(self) -> None:
+    def note_read(self, tensors: Iterable[torch.Tensor]) -> None:
+        pass
+
+    def record(self, again: None = None) -> None:
         return None
 
     def finished(self, event: None) -> bool:
