@@ -24,8 +24,8 @@ from fastload.distributed.ranks import resolve_share
 from fastload.errors import OptionError, ShareError, StateError, check_whole
 from fastload.plan import ChunkWindow, ClassBatches, Ends, EpochPlan, Shuffle
 from fastload.plan.cursor import EpochCursor, Position, drawn
-from fastload.prefetch.coming import AHEAD_BYTES, MAX_AHEAD
 from fastload.prefetch.inputs import PackedInput, shuffle_of
+from fastload.prefetch.lookahead import AHEAD_BYTES, MAX_AHEAD
 from fastload.read.readahead import announced_ahead, has_read_ahead
 
 Drawn = TypeVar("Drawn", int, list[int])

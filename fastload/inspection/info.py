@@ -30,7 +30,7 @@ from fastload.inspection.chunk_layout import (
     repack_hint,
 )
 from fastload.read.columns import open_columns
-from fastload.read.linear import FILE_SYSTEMS, chosen
+from fastload.read.linear import FILE_SYSTEMS, resolve_read_mode
 from fastload.read.table import index_part
 from fastload.remote.open_url import open_remote
 from fastload.remote.opening import FileName, as_given, open_packed, short_name
@@ -362,7 +362,7 @@ def _inspect(
 
 
 def _reading(path: Path) -> dict[str, Any]:
-    read = chosen(path, "auto")
+    read = resolve_read_mode(path, "auto")
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         held_off = read == "map" and syscalls.hold_off_writers(fd)

@@ -12,7 +12,7 @@ from fastload.dataset import is_unpacked
 from fastload.errors import OptionError
 from fastload.loader.options import List, Workers
 from fastload.plan import ChunkWindow
-from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.loader_plan import LoaderPlan
 from fastload.system.text import counted
 
 _OF_DATALOADER = {
@@ -100,7 +100,7 @@ def is_meant_as_argument(word: str, accepted: Collection[str]) -> bool:
     return known or bool(difflib.get_close_matches(word.lower(), accepted, n=1, cutoff=0.85))
 
 
-def description(options: Resolved, workers: int) -> tuple[list[str], list[str]]:
+def description(options: LoaderPlan, workers: int) -> tuple[list[str], list[str]]:
     """Returns what a loader loads, and how, in a few words each; batches are counted for an epoch on this rank."""
     data, plan, steps = options.data, options.plan, options.plan.num_steps
     what = data.description()

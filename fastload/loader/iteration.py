@@ -25,8 +25,8 @@ from fastload.errors import OptionError, typed
 from fastload.loader.batch import Batch, DictBatch
 from fastload.plan import Pace, PlannedBatch, Use
 from fastload.plan.cursor import Position
+from fastload.prefetch.loader_plan import LoaderPlan
 from fastload.prefetch.producer import Producer
-from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.stage import Stage
 from fastload.prefetch.work import Work
 from fastload.timing.clocks import InFlight, StreamWaits
@@ -118,7 +118,7 @@ class Iteration(Iterator[Batch | DictBatch]):
 
     def __init__(
         self,
-        options: Resolved,
+        options: LoaderPlan,
         producer: Producer,
         at_use: Sequence[Stage],
         position: Position,

@@ -1,6 +1,6 @@
 """The options of a `FastLoader` as they are given, and what they mean for its data, on this rank and machine.
 
-LoaderOptions ---resolve---> Resolved and Recipe, which pools and passes obey
+LoaderOptions ---resolve---> LoaderPlan and Recipe, which pools and passes obey
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, ResolvedShuffle, S
 from fastload.plan.order import likeness
 from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_pieces
 from fastload.prefetch.inputs import Input, as_input, shuffle_of
+from fastload.prefetch.loader_plan import BatchForm, LoaderPlan, group_size
 from fastload.prefetch.recipe import Recipe, as_list, make_recipe, why_slow
-from fastload.prefetch.resolved import BatchForm, Resolved, group_size
 from fastload.prefetch.waiting import check_timeout
 from fastload.remote.options import is_url
 from fastload.system import native
@@ -154,7 +154,7 @@ def find_share(option: ShareOption) -> tuple[Share, Nodes | None, ShareError | N
         return Share(0, 1), None, error
 
 
-def resolve(given: LoaderOptions, share: Share, nodes: Nodes | None) -> tuple[Resolved, Recipe]:
+def resolve(given: LoaderOptions, share: Share, nodes: Nodes | None) -> tuple[LoaderPlan, Recipe]:
     """Returns what the options mean for the data, on the rank of a share, and the stages of its batches.
 
     Warns of what is slow or weakens the shuffle.
@@ -192,7 +192,7 @@ def resolve(given: LoaderOptions, share: Share, nodes: Nodes | None) -> tuple[Re
         elastic=given.share == "elastic",
         groups=groups,
     )
-    resolved = Resolved(
+    resolved = LoaderPlan(
         data=data,
         plan=plan,
         share=share,
@@ -291,7 +291,7 @@ def _check_steps(plan: EpochPlan, data: Input) -> None:
         )
 
 
-def _check_cache(options: Resolved, workers: int) -> None:
+def _check_cache(options: LoaderPlan, workers: int) -> None:
     """Raises CacheError where the cache of remote chunks has no room for what the ranks of this machine read at once.
 
     For each rank the windows of the batches that its threads read at a time, and of the next one; without windows the

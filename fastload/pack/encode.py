@@ -74,14 +74,14 @@ LARGE_MASKS = "masks with numbers above 255"
 _LARGEST_OF_8_BITS = 255
 
 
-class Amiss(NamedTuple):
+class SampleProblems(NamedTuple):
     """Samples by index or row: why one cannot be decoded, and what libjpeg warns of in a JPEG that was decoded."""
 
     reasons: dict[int, str]
     warnings: dict[int, str]
 
 
-Fill = Callable[[NDArray[np.int64], Target, NDArray[Any], NDArray[np.void]], Amiss]
+Fill = Callable[[NDArray[np.int64], Target, NDArray[Any], NDArray[np.void]], SampleProblems]
 """`fill(samples, target, out, headers)`: decodes samples into the rows of out, and returns unusable ones by index.
 
 headers are HEADERS (n,), or empty: a sample whose size differs from its header's is then an error."""
@@ -231,8 +231,10 @@ def _filler(
     pixels = files.read if isinstance(files, Pictures) else None
     arrays = files if isinstance(files, Arrays) else None
 
-    def fill(samples: NDArray[np.int64], target: Target, out: NDArray[Any], headers: NDArray[np.void]) -> Amiss:
-        found = Amiss({}, {})
+    def fill(
+        samples: NDArray[np.int64], target: Target, out: NDArray[Any], headers: NDArray[np.void]
+    ) -> SampleProblems:
+        found = SampleProblems({}, {})
         rows: Iterator[NDArray[Any]] = iter(())
         if arrays is not None:
             if present is None and (arrays.shape, arrays.dtype) == (out.shape[1:], out.dtype):

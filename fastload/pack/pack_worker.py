@@ -30,9 +30,9 @@ from fastload.pack.decisions import RaggedPlan
 from fastload.pack.encode import (
     HEADERS,
     ROW,
-    Amiss,
     Headers,
     RowEncoder,
+    SampleProblems,
     announce_samples,
     headers_of,
     image_filler,
@@ -170,7 +170,7 @@ class Worker:
 
         If it is, they are written a few at a time, and none after the first that fails.
         """
-        amiss = Amiss({}, {})
+        amiss = SampleProblems({}, {})
         made: list[list[Piece]] = [[] for _ in task.streams]
         table = np.zeros(len(task.samples), ROW)
         checks = [np.zeros(len(table), np.uint64) for _ in task.streams]
@@ -218,7 +218,7 @@ class Worker:
         self.unwritten[task.number] = Unwritten(task.streams, table, made)
         return table
 
-    def _encode_rows(self, task: PackTask, made: list[list[Piece]], amiss: Amiss) -> NDArray[np.void]:
+    def _encode_rows(self, task: PackTask, made: list[list[Piece]], amiss: SampleProblems) -> NDArray[np.void]:
         """Fills made and amiss with rows of varying length; returns the description of those that were made."""
         self._encoder = self._encoder or RowEncoder(
             self.images, self.masks, task.plan, strict=task.strict, begin=self.begin
@@ -246,7 +246,7 @@ class Worker:
         return np.array(table, ROW)
 
     def _decoded(
-        self, task: PackTask, table: NDArray[np.void], amiss: Amiss
+        self, task: PackTask, table: NDArray[np.void], amiss: SampleProblems
     ) -> Iterator[tuple[slice, list[NDArray[Any]]]]:
         """Yields which rows of a task and their arrays as `decode`; describes them in table, and adds those amiss."""
         target = task.plan.target
@@ -288,7 +288,7 @@ class Worker:
         mask_dtype: np.dtype[Any] = _UINT8,
         *,
         fresh: bool = False,
-    ) -> tuple[list[NDArray[Any]], Amiss]:
+    ) -> tuple[list[NDArray[Any]], SampleProblems]:
         """Decodes samples into rows: images (n, H, W, C) and, where there are any, masks (n, H, W).
 
         With HEADERS (n,) a sample that now has another size counts as not decodable. The arrays are new if `fresh`,
@@ -368,7 +368,7 @@ class Worker:
         return self._outputs[path]
 
 
-def _warned(task: PackTask, row: int, warning: str, amiss: Amiss) -> bool:
+def _warned(task: PackTask, row: int, warning: str, amiss: SampleProblems) -> bool:
     """Notes what libjpeg warns of in the JPEG of a row that is well otherwise; returns whether it is left out."""
     amiss.warnings[row] = warning
     if task.strict:

@@ -21,7 +21,7 @@ from fastload.errors import CacheError, OptionError, level_of_the_user
 from fastload.plan import EpochPlan, rank_share
 from fastload.plan.randomness import batchmate_reuse
 from fastload.prefetch.inputs import Input
-from fastload.prefetch.resolved import Location
+from fastload.prefetch.loader_plan import Location
 from fastload.prefetch.row_cache import cached_fields
 from fastload.system.machine import available_memory
 

@@ -62,10 +62,10 @@ class FillThreads:
         if self._threads:
             return
         # The threads know the queue and not this object, so that it can be collected, and end them.
-        turn = threading.Lock()
+        planning = threading.Lock()
         for i in reversed(range(self.number)):
             following = self._threads[0] if self._threads else None
-            arguments = (self._requests, turn, following, self.timed)
+            arguments = (self._requests, planning, following, self.timed)
             thread = threading.Thread(target=_work, args=arguments, name=f"fastload-worker-{i}", daemon=True)
             self._threads.insert(0, thread)
         # The others are started by one another: a start waits for its thread, with pure Python running for 7 ms.
@@ -134,12 +134,12 @@ class FillThreads:
 
 
 def _work(
-    requests: queue.SimpleQueue[Work | None], turn: threading.Lock, following: threading.Thread | None, timed: bool
+    requests: queue.SimpleQueue[Work | None], planning: threading.Lock, following: threading.Thread | None, timed: bool
 ) -> None:
     """Makes works until None is asked for; the body of a thread, which starts the following one."""
     run_as_batch()
     stopwatch = Stopwatch("reading", by_threads=True).start() if timed else None
-    while (taken := _planned(requests, turn)) is not None:
+    while (taken := _planned(requests, planning)) is not None:
         work, part = taken
         if following is not None and work.parts > 1:
             following.start()
@@ -170,9 +170,9 @@ def _measured(work: Work, stopwatch: Stopwatch | None, make: Callable[[], None])
     return None
 
 
-def _planned(requests: queue.SimpleQueue[Work | None], turn: threading.Lock) -> tuple[Work, int] | None:
+def _planned(requests: queue.SimpleQueue[Work | None], planning: threading.Lock) -> tuple[Work, int] | None:
     """Returns the next work, with its batches, and which part of it; the training thread need not plan them."""
-    with turn:
+    with planning:
         work = requests.get()
         if work is None:
             return None

@@ -26,7 +26,7 @@ from fastload.errors import OptionError, level_of_the_user
 from fastload.format.ragged import JPEG, RAW
 from fastload.plan import ChunkWindow, ResolvedShuffle, Shuffle, is_drawing, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
-from fastload.read.linear import Read, chosen
+from fastload.read.linear import Read, resolve_read_mode
 from fastload.read.readahead import ReadAhead
 from fastload.read.rows import Rows
 from fastload.remote.shards import RemoteShards
@@ -83,7 +83,7 @@ class PackedInput:
         self.runs_python = dataset.transform is not None
         self.skips_damaged = dataset.on_damage == "skip"
         self.decode_on_device = dataset.decode == "device"  # whether JPEGs are to be, where that is possible
-        self.read_mode = chosen(file.place, dataset.read)  # how rows are read; "": Python code reads
+        self.read_mode = resolve_read_mode(file.place, dataset.read)  # how rows are read; "": Python code reads
         # From where it can be opened again, a path or URL; None: it cannot, as of a list of files.
         self.path = None if file.listed else file.url or file.path
         self.files = file.files  # that hold its rows, on this machine

@@ -26,10 +26,10 @@ from fastload.device import Pins
 from fastload.distributed.ranks import local_world_size
 from fastload.errors import WorkerError, WorkerTimeoutError
 from fastload.prefetch.auto_workers import WatchedPass
-from fastload.prefetch.coming import announced
 from fastload.prefetch.fill_threads import FillThreads
+from fastload.prefetch.loader_plan import LoaderPlan, most_pinned
+from fastload.prefetch.lookahead import announced
 from fastload.prefetch.recipe import Recipe
-from fastload.prefetch.resolved import Resolved, most_pinned
 from fastload.prefetch.ring import SLACK, Ring, Slot, SlotField
 from fastload.prefetch.run import Coming, Run
 from fastload.prefetch.sample_layout import SampleLayout, as_array, check_samples, warn_of_change
@@ -63,7 +63,7 @@ class ProcessPool:
     by_threads: ClassVar[bool] = False  # their results come to the thread that asks for them
     short_switches = False
 
-    def __init__(self, options: Resolved, recipe: Recipe) -> None:
+    def __init__(self, options: LoaderPlan, recipe: Recipe) -> None:
         # Of the slots; None: not known yet.
         self.layout: SampleLayout | None = None
         self.ring: Ring | None = None

@@ -44,9 +44,9 @@ from fastload.errors import WorkerTimeoutError
 from fastload.plan import EpochPlan, PlannedBatch, rank_share
 from fastload.prefetch.augmentation import Augmentation
 from fastload.prefetch.device_thread import DeviceThread
+from fastload.prefetch.loader_plan import LoaderPlan, default_workers
 from fastload.prefetch.process_pool import ProcessPool
 from fastload.prefetch.recipe import Recipe
-from fastload.prefetch.resolved import Resolved, default_workers
 from fastload.prefetch.ring import SLOTS_IN_COPY, Slot
 from fastload.prefetch.row_cache import RowCache, empty_cache
 from fastload.prefetch.run import Pool, Run
@@ -88,7 +88,7 @@ class Producer(Iterator[Work]):
         pool: makes the batches; None: it was not opened.
     """
 
-    def __init__(self, options: Resolved, recipe: Recipe, *, slots_in_copy: int = SLOTS_IN_COPY) -> None:
+    def __init__(self, options: LoaderPlan, recipe: Recipe, *, slots_in_copy: int = SLOTS_IN_COPY) -> None:
         assert slots_in_copy >= 1, "a batch in copy holds a slot"
         self.options, self._recipe, self._slots_in_copy = options, recipe, slots_in_copy
         self._side = recipe.at(Where.SIDE_STREAM)
@@ -329,7 +329,7 @@ class Producer(Iterator[Work]):
             self.pool.release(slot)
 
 
-def load_cache(options: Resolved) -> RowCache:
+def load_cache(options: LoaderPlan) -> RowCache:
     """Returns a cache of the rows of a rank's share, or of all, with the fields asked for, read in the file's order.
 
     Raises:
@@ -385,7 +385,7 @@ def _begin_of(reference: weakref.ref[Producer]) -> Callable[[], Work | None] | N
 
 
 def _epochs_from(
-    plan: EpochPlan | None, options: Resolved, done: int, stop: int | None
+    plan: EpochPlan | None, options: LoaderPlan, done: int, stop: int | None
 ) -> Iterator[tuple[int, Iterator[PlannedBatch]]]:
     """Yields the epochs' numbers, and their batches. No method: who reads ahead must not keep who is read for."""
     while plan is not None:

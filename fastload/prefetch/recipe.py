@@ -13,14 +13,26 @@ from fastload.errors import OptionError, level_of_the_user
 from fastload.format.header import PackedFile
 from fastload.prefetch.augmentation import Augmentation
 from fastload.prefetch.inputs import PackedInput
-from fastload.prefetch.resolved import Resolved, default_workers
+from fastload.prefetch.loader_plan import LoaderPlan, default_workers
 from fastload.prefetch.stage import Stage, Where
 from fastload.prefetch.stages.cached import FetchCached, GatherCached, HoldCached, WriteIndex
 from fastload.prefetch.stages.cut import CutRows
 from fastload.prefetch.stages.device_decode import DecodeOnDevice
-from fastload.prefetch.stages.own_sizes import (
+from fastload.prefetch.stages.rows import (
+    GatherRows,
+    MappedImages,
+    ReadTexts,
+    Store,
+    ToUserLayout,
+    WhileHeld,
+    WriteFacts,
+)
+from fastload.prefetch.stages.samples import Samples
+from fastload.prefetch.stages.to_device import CopySlot, OnSideStream
+from fastload.prefetch.stages.transform import DrawNumbers, TransformBatch, TransformInThread
+from fastload.prefetch.stages.variable_size import (
     PIXELS,
-    DecodeOwnSizes,
+    DecodeVariableSize,
     JoinPixels,
     PadImages,
     SaySizes,
@@ -28,13 +40,9 @@ from fastload.prefetch.stages.own_sizes import (
     SetPixelsApart,
     TransformEach,
 )
-from fastload.prefetch.stages.rows import GatherRows, MappedImages, Present, ReadTexts, Store, WhileHeld, WriteFacts
-from fastload.prefetch.stages.samples import Samples
-from fastload.prefetch.stages.to_device import CopySlot, OnSideStream
-from fastload.prefetch.stages.transform import DrawNumbers, TransformBatch, TransformInThread
 from fastload.system import native
 from fastload.transforms import ImageSpec, check_pipeline
-from fastload.transforms.engine.size_head import SizeHead, find_placed_head, find_size_head
+from fastload.transforms.engine.decode_time_resize import DecodeTimeResize, find_decode_time_resize, find_placed_head
 from fastload.transforms.tv_tensors import refuse_torchvision
 
 
@@ -49,7 +57,7 @@ class Recipe:
         threads: those of them that this process starts; of processes, one that sends requests.
         ahead: slots that are filled ahead.
         computes: whether the threads decode or transform, and do not only copy.
-        own_sizes: whether images keep sizes of their own.
+        variable_size: whether images keep sizes of their own.
         decodes: whether stored images are decoded by threads.
     """
 
@@ -59,7 +67,7 @@ class Recipe:
     threads: int
     ahead: int
     computes: bool = False
-    own_sizes: bool = False
+    variable_size: bool = False
     decodes: bool = False
 
     def at(self, where: Where) -> tuple[Stage, ...]:
@@ -74,7 +82,7 @@ class Recipe:
         return "\n".join(lines)
 
 
-def make_recipe(options: Resolved) -> Recipe:
+def make_recipe(options: LoaderPlan) -> Recipe:
     """Returns the stages for a loader's data and options.
 
     Raises:
@@ -83,30 +91,30 @@ def make_recipe(options: Resolved) -> Recipe:
     """
     data, transforms, backend = options.data, options.transforms, options.backend
     packed = data.packed
-    own_sizes = options.form.kind != "stack" and packed is not None
+    variable_size = options.form.kind != "stack" and packed is not None
     head = None
-    if packed is not None and own_sizes:
+    if packed is not None and variable_size:
         head = _placed_head(options, packed)
     elif packed is not None and packed.ragged:
         head = _size_head(options, packed)
     if packed is not None and transforms:
-        _check_transforms(packed, transforms, head, own_sizes=own_sizes)
+        _check_transforms(packed, transforms, head, variable_size=variable_size)
     seed, rank, coordinates = options.plan.seed, options.share.rank, data.coordinates()
     augmentation = Augmentation(transforms, seed, rank, data.ignore_index, coordinates)
     in_threads = packed is not None and backend is None and options.echo == 1
-    in_threads = in_threads and (augmentation.in_threads or (own_sizes and not transforms))
+    in_threads = in_threads and (augmentation.in_threads or (variable_size and not transforms))
     if head is not None:
         # On the CPU flips cost nothing more there; elsewhere each echo flips anew.
-        head = head.with_flips() if in_threads and not own_sizes else head
+        head = head.with_flips() if in_threads and not variable_size else head
         augmentation = replace(augmentation, done=head.count)
     by_device = data.decode_on_device and data.has_jpegs() and _decodes_on_device(options, packed, head)
     if packed is None:
         return _of_samples(options, augmentation)
     if options.cache is not None:
         return _of_cache(options, packed, augmentation)
-    if own_sizes:
+    if variable_size:
         assert head is not None, "it may be empty"
-        parts = _of_own_sizes(options, packed, augmentation, head, in_threads=in_threads)
+        parts = _of_variable_size(options, packed, augmentation, head, in_threads=in_threads)
     elif by_device:
         assert backend is not None, "it decodes"
         why = "the same kernel cuts the decoded images"
@@ -128,15 +136,15 @@ def make_recipe(options: Resolved) -> Recipe:
         to_device=backend is not None and not by_device,
     )
     if backend is None:
-        stages = [*reading, Present(file), *parts.use]
+        stages = [*reading, ToUserLayout(file), *parts.use]
     else:
         spec = head.spec if head is not None else None
         if spec is None and "images" in dataset.fields:
             shape, dtype = packed.image_spec()
             spec = ImageSpec(*shape, dtype)
-        draws = [DrawNumbers(augmentation, options.uses, spec)] if parts.use and not own_sizes else []
+        draws = [DrawNumbers(augmentation, options.uses, spec)] if parts.use and not variable_size else []
         stages = [WriteFacts(), *reading, *draws, *_on_device(options, augmentation, file, [], parts.use)]
-    stages += [SaySizes(options.form)] if own_sizes else []
+    stages += [SaySizes(options.form)] if variable_size else []
     return Recipe(
         tuple(stages),
         augmentation,
@@ -144,7 +152,7 @@ def make_recipe(options: Resolved) -> Recipe:
         threads=workers,
         ahead=workers,
         computes=computes,
-        own_sizes=own_sizes,
+        variable_size=variable_size,
         decodes=packed.ragged,
     )
 
@@ -158,8 +166,8 @@ class _Parts(NamedTuple):
     mapped: MappedImages | None = None  # images that the transforms take from where they lie
 
 
-def _of_own_sizes(
-    options: Resolved, packed: PackedInput, augmentation: Augmentation, head: SizeHead, *, in_threads: bool
+def _of_variable_size(
+    options: LoaderPlan, packed: PackedInput, augmentation: Augmentation, head: DecodeTimeResize, *, in_threads: bool
 ) -> _Parts:
     """Returns the stages of images that keep sizes of their own."""
     form, index, on_device = options.form, packed.ignore_index, options.backend is not None
@@ -169,14 +177,19 @@ def _of_own_sizes(
     here: list[Stage] = [TransformEach(packed, augmentation, where)] * left
     here += [PadImages(form, index, where, on_device=on_device)] * (pads and not pads_on_way)
     # Images leave the thread's memory before it begins its next batch, where they are padded or sent.
-    made: list[Stage] = [DecodeOwnSizes(packed, augmentation, head, leaves=on_device or (in_threads and pads))]
+    made: list[Stage] = [DecodeVariableSize(packed, augmentation, head, leaves=on_device or (in_threads and pads))]
     made += here if in_threads else []
     made += [SendPixels(form if pads_on_way else None, index)] if on_device else []
     return _Parts(PIXELS, [*made, SetPixelsApart()], [JoinPixels(), *([] if in_threads else here)])
 
 
 def _of_one_size(
-    options: Resolved, packed: PackedInput, augmentation: Augmentation, head: SizeHead | None, *, in_threads: bool
+    options: LoaderPlan,
+    packed: PackedInput,
+    augmentation: Augmentation,
+    head: DecodeTimeResize | None,
+    *,
+    in_threads: bool,
 ) -> _Parts:
     """Returns the stages of images of one size, or of those that the first transforms give one."""
     left, dataset = augmentation.transforms[augmentation.done :], packed.dataset
@@ -190,7 +203,7 @@ def _of_one_size(
 
 
 def _on_device(
-    options: Resolved, augmentation: Augmentation, file: PackedFile | None, fetch: list[Stage], use: list[Stage]
+    options: LoaderPlan, augmentation: Augmentation, file: PackedFile | None, fetch: list[Stage], use: list[Stage]
 ) -> list[Stage]:
     """Returns the stages of a batch from its slot to the loop; `fetch`: those behind the copy."""
     backend = options.backend
@@ -202,7 +215,7 @@ def _on_device(
     return [CopySlot(backend, file, again=False), *fetch, *use]
 
 
-def _of_samples(options: Resolved, augmentation: Augmentation) -> Recipe:
+def _of_samples(options: LoaderPlan, augmentation: Augmentation) -> Recipe:
     """Returns the recipe for samples that Python code makes; their form is known with the first one."""
     backend, transforms = options.backend, augmentation.transforms
     stages: list[Stage] = [Samples(options.data)]
@@ -215,7 +228,7 @@ def _of_samples(options: Resolved, augmentation: Augmentation) -> Recipe:
     return Recipe(tuple(stages), augmentation, workers=workers, threads=1, ahead=workers)
 
 
-def _of_cache(options: Resolved, packed: PackedInput, augmentation: Augmentation) -> Recipe:
+def _of_cache(options: LoaderPlan, packed: PackedInput, augmentation: Augmentation) -> Recipe:
     """Returns the recipe for rows that are cached."""
     dataset, backend, location = packed.dataset, options.backend, options.cache
     assert backend is not None and location is not None, "rows are cached for a device"
@@ -235,7 +248,7 @@ def _of_cache(options: Resolved, packed: PackedInput, augmentation: Augmentation
     return Recipe(tuple(stages), augmentation, workers=workers, threads=1, ahead=2, decodes=packed.ragged)
 
 
-def why_slow(options: Resolved, recipe: Recipe) -> str:
+def why_slow(options: LoaderPlan, recipe: Recipe) -> str:
     """Returns why the reading threads decode, crop or transform images slowly here; "" if they do not, or fast."""
     if options.data.runs_python:
         return ""
@@ -248,7 +261,7 @@ def why_slow(options: Resolved, recipe: Recipe) -> str:
 
 
 def _check_transforms(
-    packed: PackedInput, transforms: Sequence[Any], head: SizeHead | None, *, own_sizes: bool
+    packed: PackedInput, transforms: Sequence[Any], head: DecodeTimeResize | None, *, variable_size: bool
 ) -> None:
     fields = packed.dataset.fields
     if "images" not in fields:
@@ -258,7 +271,7 @@ def _check_transforms(
         )
     shape, dtype = packed.image_spec()
     done = 0
-    if own_sizes:
+    if variable_size:
         shape = (shape[0], *packed.sizes()[0].tolist())
     elif head is not None:
         shape = head.spec.channels, head.spec.height, head.spec.width
@@ -275,7 +288,7 @@ def as_list(transforms: object) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def _transform_batch(options: Resolved, augmentation: Augmentation) -> TransformBatch:
+def _transform_batch(options: LoaderPlan, augmentation: Augmentation) -> TransformBatch:
     """Returns the stage that runs the transforms which no reading thread runs."""
     if options.cache is not None:
         return TransformBatch(augmentation, "the same kernel gathers cached rows")
@@ -289,7 +302,7 @@ def _transform_batch(options: Resolved, augmentation: Augmentation) -> Transform
     return TransformBatch(augmentation, f"{name} runs in the loop's thread")
 
 
-def _decodes_on_device(options: Resolved, packed: PackedInput | None, head: SizeHead | None) -> bool:
+def _decodes_on_device(options: LoaderPlan, packed: PackedInput | None, head: DecodeTimeResize | None) -> bool:
     """Whether stored JPEGs are decoded by the device, and cut there when a batch is handed over; warns if not."""
     if reason := _why_not_on_device(options, packed, head):
         what = f'{options.data.name}: decode="device": JPEGs are decoded by the CPU'
@@ -297,7 +310,7 @@ def _decodes_on_device(options: Resolved, packed: PackedInput | None, head: Size
     return not reason
 
 
-def _why_not_on_device(options: Resolved, packed: PackedInput | None, head: SizeHead | None) -> str:
+def _why_not_on_device(options: LoaderPlan, packed: PackedInput | None, head: DecodeTimeResize | None) -> str:
     """Returns why stored JPEGs cannot be decoded by the device; empty if they can. The data are JPEGs."""
     if options.backend is None:
         return "the loader has no device; give FastLoader device='cuda'"
@@ -317,7 +330,7 @@ def _why_not_on_device(options: Resolved, packed: PackedInput | None, head: Size
     return options.backend.why_no_jpegs()
 
 
-def _placed_head(options: Resolved, data: PackedInput) -> SizeHead:
+def _placed_head(options: LoaderPlan, data: PackedInput) -> DecodeTimeResize:
     """Returns the leading transforms to run in the threads that read images of their own sizes, maybe none."""
     what = f'batch="{options.form.kind}"'
     if "images" not in data.dataset.fields:
@@ -335,7 +348,7 @@ def _placed_head(options: Resolved, data: PackedInput) -> SizeHead:
     return find_placed_head(options.transforms if once else (), channels, dtype, name=data.name)
 
 
-def _size_head(options: Resolved, data: PackedInput) -> SizeHead | None:
+def _size_head(options: LoaderPlan, data: PackedInput) -> DecodeTimeResize | None:
     """Returns the leading transforms to run in the threads that read ragged rows.
 
     Required for images that differ in size; for JPEGs of one size, they save decoding where each is used once.
@@ -356,7 +369,7 @@ def _size_head(options: Resolved, data: PackedInput) -> SizeHead | None:
         return None  # each echo cuts anew
     (channels, _, _), dtype = data.image_spec()
     try:
-        return find_size_head(options.transforms, channels, dtype, name=data.name)
+        return find_decode_time_resize(options.transforms, channels, dtype, name=data.name)
     except OptionError:
         if data.varied:
             raise

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fastload.dataset import PackedDataset
 from fastload.device import Backend, Pins, moved_as_stored
 from fastload.errors import CacheError
-from fastload.prefetch.resolved import Location
+from fastload.prefetch.loader_plan import Location
 from fastload.prefetch.ring import SlotField, allocate_aligned, slot_arrays, slot_bytes
 from fastload.read.fields import image_axes
 from fastload.system.machine import available_memory

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from fastload.prefetch.auto_workers import WatchedPass
-from fastload.prefetch.coming import Planned
+from fastload.prefetch.lookahead import Planned
 from fastload.prefetch.ring import Slot
 from fastload.prefetch.waiting import Patience
 from fastload.prefetch.work import Epochs, Orders, Work

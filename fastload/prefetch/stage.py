@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fastload.device import Pins
-from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.loader_plan import LoaderPlan
 from fastload.prefetch.ring import SlotField
 from fastload.prefetch.row_cache import RowCache
 from fastload.prefetch.work import Work
@@ -42,7 +42,7 @@ class Opened:
         cache: rows that are in memory; None: all are read from the file.
     """
 
-    def __init__(self, options: Resolved, workers: int, cache: RowCache | None = None) -> None:
+    def __init__(self, options: LoaderPlan, workers: int, cache: RowCache | None = None) -> None:
         self.options, self.cache = options, cache
         self.pins = Pins(options.backend) if options.backend is not None else None
         self._workers = workers

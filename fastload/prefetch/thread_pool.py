@@ -18,15 +18,15 @@ from typing import ClassVar
 
 from fastload.errors import WorkerTimeoutError
 from fastload.prefetch.auto_workers import WatchedPass
-from fastload.prefetch.coming import announced
 from fastload.prefetch.fill_threads import FillThreads
+from fastload.prefetch.loader_plan import LoaderPlan, group_size
+from fastload.prefetch.lookahead import announced
 from fastload.prefetch.recipe import Recipe
-from fastload.prefetch.resolved import Resolved, group_size
 from fastload.prefetch.ring import SLACK, SLOTS_IN_COPY, Ring, Slot, SlotField
 from fastload.prefetch.row_cache import RowCache
 from fastload.prefetch.run import Coming, Run
 from fastload.prefetch.stage import Layout, Opened, Where
-from fastload.prefetch.stages.rows import Present, WhileHeld
+from fastload.prefetch.stages.rows import ToUserLayout, WhileHeld
 from fastload.prefetch.waiting import doing, rows_in_words
 from fastload.prefetch.work import Epochs, Orders, Work, coalesced
 from fastload.timing.probe import WorkerInfo
@@ -41,7 +41,7 @@ class ThreadPool:
     by_threads: ClassVar[bool] = True
     watched_pass: WatchedPass | None = None
 
-    def __init__(self, options: Resolved, recipe: Recipe, cache: RowCache | None = None) -> None:
+    def __init__(self, options: LoaderPlan, recipe: Recipe, cache: RowCache | None = None) -> None:
         self._options, self._recipe, self.number = options, recipe, recipe.workers
         self._is_cached = cache is not None
         self._opened = Opened(options, recipe.workers, cache)
@@ -69,11 +69,11 @@ class ThreadPool:
             fields += [field for stage in self._stages for field in stage.beside(size)]
             slots = SLOTS_IN_COPY + 1 + recipe.ahead
             self.ring = Ring(fields, slots, self._opened.pins.add_if_possible, manual_release=True)
-        self._present = next((stage for stage in self._stages if isinstance(stage, Present)), None)
+        self._present = next((stage for stage in self._stages if isinstance(stage, ToUserLayout)), None)
         if self._present is not None:
             self._present.ring = self.ring
         # Images of their own sizes lie in no slot.
-        own_bytes = dataset.file.fields["images"].row_bytes if recipe.own_sizes else 0
+        own_bytes = dataset.file.fields["images"].row_bytes if recipe.variable_size else 0
         self._item_bytes = self.ring.slot_bytes + size * own_bytes
         self.threads = FillThreads(recipe.threads)
         self._runs = 0

@@ -31,7 +31,7 @@ T = TypeVar("T", NDArray[Any], list[Any], torch.Tensor)
 
 CHANNELS_FIRST = (0, 3, 1, 2)
 
-WORDS = f"{INNER}words"
+TRANSFORM_PARAMETERS = f"{INNER}words"
 """The field of a slot, int32, that the numbers of transforms are written to; see `Pipeline.draw`."""
 
 Epochs = Iterable[tuple[int, Iterator[PlannedBatch]]]
@@ -178,13 +178,13 @@ class Work:
     def in_slot(self) -> None:
         """Sets `arrays` to the slot's, cut to the rows: the last batch of an epoch may not fill it."""
         count = len(self.rows)
-        self.arrays = {name: array[:count] for name, array in self.slot.arrays.items() if name != WORDS}
+        self.arrays = {name: array[:count] for name, array in self.slot.arrays.items() if name != TRANSFORM_PARAMETERS}
         self.__dict__.pop("targets", None)
 
     def part(self, some: slice) -> Work:
         """Returns a work for some of its samples, in the same slot."""
         made = Work(self.slot, self.orders, self.epoch, self.whole.part(some))
-        made.arrays = {name: array[some] for name, array in self.slot.arrays.items() if name != WORDS}
+        made.arrays = {name: array[some] for name, array in self.slot.arrays.items() if name != TRANSFORM_PARAMETERS}
         return made
 
     def replan(self, damaged: Collection[int], replace: ReplaceDamaged) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.plan import PlannedBatch, batch_seed
-from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.loader_plan import LoaderPlan
 from fastload.prefetch.ring import Slot
 from fastload.prefetch.sample_layout import SampleLayout
 from fastload.prefetch.sample_worker import (
@@ -57,7 +57,7 @@ class Sender(Stage):
     where = Where.THREAD
     why = "processes make the samples"
 
-    def __init__(self, workers: WorkerProcesses, control: SharedMemory, options: Resolved) -> None:
+    def __init__(self, workers: WorkerProcesses, control: SharedMemory, options: LoaderPlan) -> None:
         self._workers, self._control, self._options = workers, control, options
         self._told: set[int] = set()  # workers that know the layout
         self.sending = threading.RLock()  # held while a request is sent, and while workers are replaced

@@ -86,7 +86,7 @@ def until_untouched(work: Callable[[], Result]) -> Result:
     return work()
 
 
-class HeldOffWriters:
+class WriteLease:
     """Within it nobody writes to the open file or truncates it: who tries waits until the rows are copied.
 
     Touching a mapping of a truncated file ends the process (SIGBUS), and comparing sizes before each copy is too early:

@@ -1,4 +1,4 @@
-"""Rows that lie back to back in the file: copied from a mapping of it, or read by system calls; which, `chosen` says.
+"""Rows that lie back to back in the file: copied from a mapping of it, or read by system calls (`resolve_read_mode`).
 
 From a mapping a batch is one copy, for pixels with the GIL released once. Without one, truncating the file is an error
 and does not kill the process: one call of compiled code reads all rows of a batch, and so releases the GIL once; one
@@ -27,7 +27,7 @@ from fastload.system import native, syscalls
 from fastload.system.files import read_into
 
 Read = Literal["auto", "map", "pread"]
-"""How rows are read; see `chosen`."""
+"""How rows are read; see `resolve_read_mode`."""
 
 FILE_SYSTEMS = {
     0x6969: "NFS", 0x517B: "SMB", 0xFE534D42: "SMB", 0xFF534D42: "CIFS", 0x65735546: "FUSE", 0x01021997: "9P",
@@ -38,7 +38,7 @@ FILE_SYSTEMS = {
 }  # fmt: skip
 """File systems that others may change unseen by this kernel, by their numbers in statfs(2): other machines, the host of
 a virtual machine, a process (FUSE). Not overlayfs, on which containers run: it is local, and leases hold
-off writers (`HeldOffWriters`) as on the file system below it, which is tested; mapped it is as fast, too."""
+off writers (`WriteLease`) as on the file system below it, which is tested; mapped it is as fast, too."""
 
 # Rows up to this length (labels, attributes, boxes) are copied by indexing, in slices that keep the GIL.
 SHORT_ROW_BYTES = 256
@@ -50,7 +50,7 @@ _MOST_JOINED = 30_000  # mappings; the system allows 65,530 a process (vm.max_ma
 _MAX_REQUEST_BYTES = 1 << 20
 
 
-def chosen(path: Path, read: Read) -> Literal["map", "pread"]:
+def resolve_read_mode(path: Path, read: Read) -> Literal["map", "pread"]:
     """Returns how a file is read: "map", from a mapping of it, or "pread", by system calls.
 
     "auto" is "pread" on `FILE_SYSTEMS`: there nothing keeps others from truncating the file while rows are copied,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastload.format.header import FileIdentity, PackedFile
 from fastload.read.hdf5_chunks import ChunkedRows
-from fastload.read.identity import HeldOffWriters, TouchedError, check_open, open_checked
+from fastload.read.identity import TouchedError, WriteLease, check_open, open_checked
 from fastload.read.linear import MappedRows, PreadRows
 
 
@@ -52,15 +52,15 @@ class OpenFile:
         self.header, self.changed = header, changed
         self.fd = open_checked(header)
         self._identity, self._is_sparse, self._is_mapped = header.identity, header.identity.mtime_ns < 0, read == "map"
-        self.held: HeldOffWriters | nullcontext[None] = nullcontext()
-        self.held_sparse: HeldOffWriters | nullcontext[None] = nullcontext()
+        self.held: WriteLease | nullcontext[None] = nullcontext()
+        self.held_sparse: WriteLease | nullcontext[None] = nullcontext()
         self._linear: MappedRows | PreadRows | None = None
         self._sources: dict[str, MappedRows | PreadRows | ChunkedRows] = {}
         try:
             if self._is_mapped and not self._is_sparse:
-                self.held = HeldOffWriters(header, self.fd)
+                self.held = WriteLease(header, self.fd)
             elif self._is_mapped:
-                self.held_sparse = HeldOffWriters(header, self.fd, waits=False)
+                self.held_sparse = WriteLease(header, self.fd, waits=False)
             kinds = {name: header.fields[name] for name in fields}
             self._dtypes = {name: field.dtype.newbyteorder("=") for name, field in kinds.items()}
             chunked = [name for name, field in kinds.items() if field.chunked]
@@ -133,7 +133,7 @@ class OpenFile:
         Rows that were compared before are not when they are copied again, so nobody else would see it.
         """
         # Whoever has the file open for writing can write to it while it is mapped, too; a sparse one others fill.
-        if self._is_mapped and (self._is_sparse or (isinstance(self.held, HeldOffWriters) and self.held.holds)):
+        if self._is_mapped and (self._is_sparse or (isinstance(self.held, WriteLease) and self.held.holds)):
             return
         if self.check_identity() != before:
             raise TouchedError(f"{self.header.name}: was touched while rows were copied. Read them again.")
@@ -144,7 +144,7 @@ class OpenFile:
             source.close()
         self._sources, self._linear = {}, None
         for held in (self.held, self.held_sparse):
-            if isinstance(held, HeldOffWriters):
+            if isinstance(held, WriteLease):
                 held.close()
         fd, self.fd = self.fd, -1
         if fd >= 0:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastload.errors import FastloadError, FileChangedError, FormatError, MissingFileError
 from fastload.format.header import PackedFile
-from fastload.read.identity import HeldOffWriters
+from fastload.read.identity import WriteLease
 from fastload.read.linear import Read
 from fastload.read.open_file import OpenFile
 from fastload.read.store import Held, ResultT, Store
@@ -85,7 +85,7 @@ class RemoteStore(Store):
         with self.holding(damaged, ()):
             chunks = [self._header(number) for number in damaged.numbers] + self.chunks_of(damaged)
             for number in damaged.numbers:  # a writer of this process would wait for this thread
-                if isinstance(held := self.files.opened[number].held_sparse, HeldOffWriters):
+                if isinstance(held := self.files.opened[number].held_sparse, WriteLease):
                     held.let_go()
             repaired = self.remote.repairs.repaired(chunks)
         if repaired and not is_nested:
@@ -149,7 +149,7 @@ class _HeldCopies(Held):
     def __init__(self, store: RemoteStore, located: Located, chunked: list[str]) -> None:
         super().__init__(store, located)
         self._copies, self._chunked = store, chunked
-        self._sparse: list[HeldOffWriters | nullcontext[None]] = []  # of copies
+        self._sparse: list[WriteLease | nullcontext[None]] = []  # of copies
         self._fetcher: ChunkFetcher | None = None  # that holds the chunks
         self._chunks: list[int] = []
 

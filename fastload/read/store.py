@@ -22,7 +22,7 @@ from fastload.errors import FastloadError
 from fastload.format.header import FileIdentity, PackedFile, read_shard
 from fastload.format.shards import split_of
 from fastload.read.identity import until_untouched
-from fastload.read.linear import MappedShards, Read, addresses_of, as_rows, chosen
+from fastload.read.linear import MappedShards, Read, addresses_of, as_rows, resolve_read_mode
 from fastload.read.open_file import OpenFile
 from fastload.read.open_files import OpenFiles
 from fastload.read.row_errors import sample_error
@@ -47,7 +47,7 @@ class Store:
         file: header of a file or index.
         fields: all that are read, the index of ragged ones among them.
         read: "map" copies from a mapping of the files; "pread" never maps them, so that truncating one cannot kill the
-            process (SIGBUS); "auto" is one of them, see `chosen`.
+            process (SIGBUS); "auto" is one of them, see `resolve_read_mode`.
         cache_chunks, windows: as in `ChunkedRows`, for fields that are read chunk by chunk.
         watcher: of the files; `opened` returns the header to be used.
 
@@ -68,7 +68,7 @@ class Store:
         watcher: Watcher | None = None,
     ) -> None:
         self.file, self.table, self.fields = file, RowTable(file), list(dict.fromkeys(fields))
-        self.read, self._watcher = chosen(file.place, read), watcher
+        self.read, self._watcher = resolve_read_mode(file.place, read), watcher
         self._options: dict[str, Any] = {"cache_chunks": cache_chunks, "windows": windows}
         self.files = OpenFiles(self)
         # Of each file that is open, where the first row of a field, or byte of a ragged one, is mapped to: int64 (S,).

@@ -10,7 +10,7 @@ from fastload.errors import OptionError, ReadError
 from fastload.format.header import read_header
 from fastload.inspection.info import inspect_file
 from fastload.loader.loader import FastLoader
-from fastload.read.linear import FILE_SYSTEMS, chosen
+from fastload.read.linear import FILE_SYSTEMS, resolve_read_mode
 from fastload.system import syscalls
 
 PACKED = {"rows": 20}
@@ -24,15 +24,15 @@ def test_auto_maps_local_files_and_no_others_and_stats_and_info_say_which(packed
         loader.close()
         return found
 
-    assert chosen(packed, "auto") == "map" and said() == ("map", "map")
+    assert resolve_read_mode(packed, "auto") == "map" and said() == ("map", "map")
     kind = syscalls.file_system_of(packed)
     if kind is not None:  # not on macOS
         monkeypatch.setitem(FILE_SYSTEMS, kind, "NFS")
-        assert chosen(packed, "auto") == "pread" and said() == ("pread", "pread")
+        assert resolve_read_mode(packed, "auto") == "pread" and said() == ("pread", "pread")
         assert inspect_file(packed).file_system == "NFS" and not inspect_file(packed).held_off
-        assert chosen(packed, "map") == "map"
+        assert resolve_read_mode(packed, "map") == "map"
     with pytest.raises(OptionError, match='"auto", "map" or "pread"'):
-        chosen(packed, "mmap")
+        resolve_read_mode(packed, "mmap")
 
 
 def test_a_disk_that_fails_ends_the_loop_with_file_row_and_key(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

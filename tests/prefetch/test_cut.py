@@ -22,9 +22,9 @@ from fastload.images.decode_part import decode_row
 from fastload.plan import PlannedBatch
 from fastload.prefetch.stages import cut
 from fastload.prefetch.stages.cut import SCRATCH_BYTES, CutRows, PlacedRows, runs
-from fastload.prefetch.stages.own_sizes import PIXELS
 from fastload.prefetch.stages.rows import GatherRows
 from fastload.prefetch.stages.transform import TransformInThread
+from fastload.prefetch.stages.variable_size import PIXELS
 from fastload.transforms import (
     CenterCrop,
     ColorJitter,
@@ -36,7 +36,7 @@ from fastload.transforms import (
     Resize,
     apply_transforms,
 )
-from fastload.transforms.engine.size_head import find_size_head
+from fastload.transforms.engine.decode_time_resize import find_decode_time_resize
 from sample_files import write_ragged
 
 TRAINING = [RandomResizedCrop(24), RandomHorizontalFlip()]
@@ -325,7 +325,7 @@ def cut_alone(path, transforms, rows, *, behind=(), fields=("images", "labels"),
     everything = [*transforms, *behind]
     with opened(PackedDataset(path, fields=fields), transform=everything) as shared:
         dataset = shared.options.packed.dataset
-        head = find_size_head(tuple(everything), 3, torch.uint8, name="it")
+        head = find_decode_time_resize(tuple(everything), 3, torch.uint8, name="it")
         assert head.count == len(transforms)
         gather = GatherRows(dataset, [name for name in fields if name not in PIXELS], into_slot=False)
         stage = CutRows(dataset, augmentation(shared, everything, head.count), head, tuple(behind))
@@ -360,7 +360,7 @@ def test_alone_a_normalize_that_follows_is_done_with_it_and_other_transforms_get
     evaluation, normalize = [Resize(32), CenterCrop(28)], Normalize((0.5,) * 3, (0.25,) * 3)
     with opened(PackedDataset(raw), transform=[*evaluation, normalize]) as shared:
         dataset = shared.options.packed.dataset
-        head = find_size_head((*evaluation, normalize), 3, torch.uint8, name="it")
+        head = find_decode_time_resize((*evaluation, normalize), 3, torch.uint8, name="it")
         every = augmentation(shared, [*evaluation, normalize], head.count)
         made = [
             GatherRows(dataset, ["labels"], into_slot=False),
@@ -380,7 +380,7 @@ def test_alone_of_a_jpeg_no_more_is_decoded_than_suffices(stored):
     path, pixels = stored
     with opened(PackedDataset(path), transform=[Resize((8, 8))]) as shared:
         rows = np.arange(len(pixels))
-        head = find_size_head((Resize((8, 8)),), 3, torch.uint8, name="it")
+        head = find_decode_time_resize((Resize((8, 8)),), 3, torch.uint8, name="it")
         index = shared.reader.within(rows, lambda: shared.reader.encoded("images").index(rows))
         placement = head.placement(index.shape[:, :2], augmentation(shared, [Resize((8, 8))]).draws(0, plan_of(rows)))
         factors = PlacedRows.factors(placement, index)

@@ -41,8 +41,8 @@ from fastload.transforms import (
     Resize,
     apply_transforms,
 )
+from fastload.transforms.engine.decode_time_resize import find_decode_time_resize
 from fastload.transforms.engine.placement import PlacedImages
-from fastload.transforms.engine.size_head import find_size_head
 from sample_files import write_ragged
 
 RGB = ([0.5, 0.4, 0.3], [0.2, 0.25, 0.3])
@@ -538,7 +538,7 @@ def test_alone_it_adds_whole_images_on_the_device_and_the_window_that_each_will_
     backend, rows = Device(), [5, 0, 7, 11]
     with opened(dataset(varied), device=backend, transform=transform) as shared:
         data = shared.options.packed
-        head = find_size_head(tuple(transform), 3, torch.uint8, name="it")
+        head = find_decode_time_resize(tuple(transform), 3, torch.uint8, name="it")
         every = augmentation(shared, transform)
         stage = device_decode.DecodeOnDevice(data, backend, every, head)
         gather = GatherRows(data.dataset, ["labels"], into_slot=False)

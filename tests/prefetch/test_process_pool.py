@@ -26,7 +26,7 @@ import torch
 from child_processes import child_environment, in_a_fork
 from late_backend import Device
 
-import fastload.prefetch.resolved
+import fastload.prefetch.loader_plan
 import fastload.transforms.engine.pipeline
 from fastload.dataset import PackedDataset
 from fastload.errors import FileChangedError, OptionError, StateError, WorkerError
@@ -737,7 +737,7 @@ def test_masks_of_other_datasets_move_with_their_images(pixels):
 
 
 def test_no_more_memory_is_pinned_for_processes_than_is_fair(packed, pixels, monkeypatch):
-    monkeypatch.setattr(fastload.prefetch.resolved, "_PINNED_BYTES", 1)
+    monkeypatch.setattr(fastload.prefetch.loader_plan, "_PINNED_BYTES", 1)
     monkeypatch.setattr(fastload.prefetch.process_pool, "available_memory", lambda: 0)
     device = Device()
     loader = FastLoader(PackedDataset(packed, transform=as_it_is), 8, shuffle=False, device=device, workers=2)

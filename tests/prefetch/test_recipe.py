@@ -60,15 +60,15 @@ class Case:
 
 
 CASES = {
-    "raw": Case({}, "GatherRows Present"),
-    "raw, transformed": Case({"transform": TRAINING}, "GatherRows TransformInThread Store Present"),
-    "raw, mixed": Case({"transform": [MixUp(num_classes=3)]}, "GatherRows TransformInThread Store Present"),
-    "raw, echoed": Case({"echo": 2}, "GatherRows Present"),
-    "raw, echoed and transformed": Case({"transform": TRAINING, "echo": 2}, "GatherRows Present", use="Transform"),
+    "raw": Case({}, "GatherRows ToUserLayout"),
+    "raw, transformed": Case({"transform": TRAINING}, "GatherRows TransformInThread Store ToUserLayout"),
+    "raw, mixed": Case({"transform": [MixUp(num_classes=3)]}, "GatherRows TransformInThread Store ToUserLayout"),
+    "raw, echoed": Case({"echo": 2}, "GatherRows ToUserLayout"),
+    "raw, echoed and transformed": Case({"transform": TRAINING, "echo": 2}, "GatherRows ToUserLayout", use="Transform"),
     "raw, a transform that is not safe in threads": Case(
-        {"transform": [*TRAINING, Slow()]}, "GatherRows Present", use="Transform"
+        {"transform": [*TRAINING, Slow()]}, "GatherRows ToUserLayout", use="Transform"
     ),
-    "raw, texts": Case({}, "GatherRows ReadTexts Present", fields=("images", "key")),
+    "raw, texts": Case({}, "GatherRows ReadTexts ToUserLayout", fields=("images", "key")),
     "raw, device": Case({"device": True}, "WriteFacts GatherRows", side_stream="CopySlot"),
     "raw, device, echoed and transformed": Case(
         {"device": True, "transform": TRAINING, "echo": 2}, "WriteFacts GatherRows DrawNumbers",
@@ -106,10 +106,12 @@ CASES = {
         {"transform": TRAINING, "device": True}, "WriteFacts GatherRows CutRows Store DrawNumbers",
         side_stream="CopySlot Transform", data="jpegs",
     ),
-    "JPEGs": Case({"transform": TRAINING}, "GatherRows CutRows TransformInThread Store Present", data="jpegs"),
-    "JPEGs, no more than cut": Case({"transform": [Resize((9, 9))]}, "GatherRows CutRows Store Present", data="jpegs"),
+    "JPEGs": Case({"transform": TRAINING}, "GatherRows CutRows TransformInThread Store ToUserLayout", data="jpegs"),
+    "JPEGs, no more than cut": Case(
+        {"transform": [Resize((9, 9))]}, "GatherRows CutRows Store ToUserLayout", data="jpegs"
+    ),
     "JPEGs, echoed": Case(
-        {"transform": TRAINING, "echo": 2}, "GatherRows CutRows Store Present", use="Transform", data="jpegs"
+        {"transform": TRAINING, "echo": 2}, "GatherRows CutRows Store ToUserLayout", use="Transform", data="jpegs"
     ),
     "JPEGs, device, echoed": Case(
         {"transform": TRAINING, "device": True, "echo": 2}, "WriteFacts GatherRows CutRows Store DrawNumbers",
@@ -120,33 +122,35 @@ CASES = {
         side_stream="CopySlot", use="JoinPixels Transform", data="jpegs", decode="device",
     ),
     "a list": Case(
-        {"batch": "list"}, "GatherRows DecodeOwnSizes SetPixelsApart Store Present",
+        {"batch": "list"}, "GatherRows DecodeVariableSize SetPixelsApart Store ToUserLayout",
         use="JoinPixels SaySizes", data="jpegs",
     ),
     "a list, transformed": Case(
-        {"batch": "list", "transform": LATER}, "GatherRows DecodeOwnSizes TransformEach SetPixelsApart Store Present",
+        {"batch": "list", "transform": LATER},
+        "GatherRows DecodeVariableSize TransformEach SetPixelsApart Store ToUserLayout",
         use="JoinPixels SaySizes", data="jpegs",
     ),
     "a list, echoed": Case(
-        {"batch": "list", "transform": LATER, "echo": 2}, "GatherRows DecodeOwnSizes SetPixelsApart Store Present",
+        {"batch": "list", "transform": LATER, "echo": 2},
+        "GatherRows DecodeVariableSize SetPixelsApart Store ToUserLayout",
         use="JoinPixels TransformEach SaySizes", data="jpegs",
     ),
     "padded": Case(
-        {"batch": Pad(16)}, "GatherRows DecodeOwnSizes PadImages SetPixelsApart Store Present",
+        {"batch": Pad(16)}, "GatherRows DecodeVariableSize PadImages SetPixelsApart Store ToUserLayout",
         use="JoinPixels SaySizes", data="jpegs",
     ),
     "padded, device": Case(
         {"batch": "pad", "transform": LATER, "device": True},
-        "WriteFacts GatherRows DecodeOwnSizes SendPixels SetPixelsApart Store",
+        "WriteFacts GatherRows DecodeVariableSize SendPixels SetPixelsApart Store",
         side_stream="CopySlot JoinPixels TransformEach PadImages", use="SaySizes", data="jpegs",
     ),
     "padded, device, echoed": Case(
         {"batch": "pad", "transform": LATER, "device": True, "echo": 2},
-        "WriteFacts GatherRows DecodeOwnSizes SendPixels SetPixelsApart Store",
+        "WriteFacts GatherRows DecodeVariableSize SendPixels SetPixelsApart Store",
         side_stream="CopySlot", use="JoinPixels TransformEach PadImages SaySizes", data="jpegs",
     ),
     "padded, device, not transformed": Case(
-        {"batch": "pad", "device": True}, "WriteFacts GatherRows DecodeOwnSizes SendPixels SetPixelsApart Store",
+        {"batch": "pad", "device": True}, "WriteFacts GatherRows DecodeVariableSize SendPixels SetPixelsApart Store",
         side_stream="CopySlot JoinPixels", use="SaySizes", data="jpegs",
     ),
     "JPEGs, decoded by the device": Case(

@@ -20,9 +20,9 @@ from fastload.prefetch.stage import Stage, Where
 from fastload.prefetch.stages.rows import (
     GatherRows,
     MappedImages,
-    Present,
     ReadTexts,
     Store,
+    ToUserLayout,
     WhileHeld,
     WriteFacts,
     use_one_torch_thread,
@@ -197,7 +197,7 @@ def test_a_slot_is_lent_as_tensors_a_part_for_each_member_and_comes_back_with_th
 
     with opened(PackedDataset(file, fields=["images", "labels", "masks"])) as shared:
         dataset = shared.options.packed.dataset
-        present = Present(dataset.file)
+        present = ToUserLayout(dataset.file)
         stages = [GatherRows(dataset, ["images", "labels", "masks"], into_slot=True), present]
         work = run_alone(shared, stages, ROWS, members=2, prepare=prepare)
     first, second = work.split
@@ -223,7 +223,7 @@ def test_a_slot_whose_batch_cannot_be_presented_is_not_lent(tmp_path, images):
     path = write_foreign(tmp_path / "a.h5", images, chunk_rows=4, labels=np.full(N, 2**64 - 1, np.uint64))
     with opened(path) as shared:
         dataset = shared.options.packed.dataset
-        present = Present(dataset.file)
+        present = ToUserLayout(dataset.file)
         with pytest.raises(FormatError, match="more than int64 holds"):
             run_alone(shared, [GatherRows(dataset, ["labels"], into_slot=True), present], ROWS)
     assert all(slot.loan is None for slot in present.ring.slots)

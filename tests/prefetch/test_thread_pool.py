@@ -19,15 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from late_backend import Device
 
-import fastload.prefetch.coming
+import fastload.prefetch.lookahead
 from fastload import FastLoader, PackedDataset
 from fastload.plan import EpochPlan
+from fastload.prefetch.loader_plan import GROUP_BYTES, group_size
 from fastload.prefetch.producer import Producer
 from fastload.prefetch.recipe import make_recipe
-from fastload.prefetch.resolved import GROUP_BYTES, group_size
 from fastload.prefetch.ring import SLACK, SLOTS_IN_COPY
 from fastload.prefetch.stage import Stage, Where
-from fastload.prefetch.stages.rows import Present
+from fastload.prefetch.stages.rows import ToUserLayout
 from fastload.prefetch.thread_pool import ThreadPool
 from fastload.prefetch.work import coalesced
 from fastload.read.readahead import has_read_ahead
@@ -63,7 +63,7 @@ class Batches(Producer):
         options = FastLoader(packed, batch_size, shuffle=False, workers=workers, **options)._options
         self.plan = EpochPlan(range(steps * batch_size), batch_size=batch_size, shuffle=False)
         options = replace(options, plan=self.plan)
-        stages = (stage,) if options.backend is not None else (stage, Present(None))
+        stages = (stage,) if options.backend is not None else (stage, ToUserLayout(None))
         recipe = replace(make_recipe(options), stages=stages, computes=stage.divisible)
         super().__init__(options, recipe)
         self.pool = ThreadPool(options, recipe)
@@ -201,10 +201,10 @@ def test_coming_rows_are_announced_before_they_are_read_and_not_too_far_ahead(pa
     monkeypatch.setattr(PackedDataset, "read_ahead", lambda self, *, chunk_rows: Noting())
     fill = Fill(lambda work: log.append(("read", work.rows.tolist())))
     options = FastLoader(packed, B, shuffle="full", workers=1)._options
-    recipe = replace(make_recipe(options), stages=(fill, Present(None)))
+    recipe = replace(make_recipe(options), stages=(fill, ToUserLayout(None)))
     producer = Producer(options, recipe)
     pool = producer.pool = ThreadPool(options, recipe)
-    monkeypatch.setattr(fastload.prefetch.coming, "AHEAD_BYTES", 2 * pool.ring.slot_bytes)
+    monkeypatch.setattr(fastload.prefetch.lookahead, "AHEAD_BYTES", 2 * pool.ring.slot_bytes)
     planned = [batch.rows.tolist() for batch in options.plan.batches(0)]
     with closing(producer):
         producer.read([(0, options.plan.batches(0))])

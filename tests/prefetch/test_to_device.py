@@ -17,7 +17,7 @@ from fastload.format.ragged import Column
 from fastload.prefetch.stages.rows import GatherRows, WriteFacts
 from fastload.prefetch.stages.to_device import CopySlot
 from fastload.prefetch.stages.transform import DrawNumbers
-from fastload.prefetch.work import WORDS
+from fastload.prefetch.work import TRANSFORM_PARAMETERS
 from fastload.transforms import ImageSpec, RandomHorizontalFlip
 from fastload.transforms.engine.placement import PlacedImages, windows
 from sample_files import write_packed
@@ -140,8 +140,8 @@ def test_numbers_that_were_drawn_cross_with_the_slot_and_stay_within_the_loader(
         stages = [WriteFacts(), GatherRows(dataset, ["images", "labels"], into_slot=True), draw]
         work = run_alone(shared, [*stages, CopySlot(backend, dataset.file, again=False)], ROWS)
     backend.drain()
-    assert WORDS not in work.fields and backend.crossed == 1
-    assert torch.equal(work.inner[WORDS], torch.from_numpy(work.slot.arrays[WORDS]))
+    assert TRANSFORM_PARAMETERS not in work.fields and backend.crossed == 1
+    assert torch.equal(work.inner[TRANSFORM_PARAMETERS], torch.from_numpy(work.slot.arrays[TRANSFORM_PARAMETERS]))
 
 
 def test_for_kernels_of_the_side_stream_all_slots_are_copied_to_the_same_memory(files, images):

@@ -13,7 +13,7 @@ from fastload.prefetch.recipe import make_recipe
 from fastload.prefetch.stage import Where
 from fastload.prefetch.stages.rows import GatherRows, MappedImages, Store
 from fastload.prefetch.stages.transform import DrawNumbers, TransformInThread
-from fastload.prefetch.work import WORDS
+from fastload.prefetch.work import TRANSFORM_PARAMETERS
 from fastload.transforms import (
     Draws,
     ImageSpec,
@@ -130,10 +130,12 @@ def test_numbers_of_all_uses_are_drawn_into_the_slot_and_are_those_of_the_hand_o
         stage = DrawNumbers(every, uses, ImageSpec(3, 16, 12, torch.uint8))
         work = run_alone(shared, [stage], ROWS, epoch=4)
         per_batch = every.pipeline(stage.spec).num_words(uses * len(ROWS))
-        assert [(field.name, field.shape) for field in stage.beside(len(ROWS))] == [(WORDS, (per_batch,))]
-        assert per_batch > 0 and not untouched(work.slot.arrays[WORDS]) and work.drawn.uses == uses
+        assert [(field.name, field.shape) for field in stage.beside(len(ROWS))] == [
+            (TRANSFORM_PARAMETERS, (per_batch,))
+        ]
+        assert per_batch > 0 and not untouched(work.slot.arrays[TRANSFORM_PARAMETERS]) and work.drawn.uses == uses
     images = as_they_are(packed)["images"]
-    words = torch.from_numpy(work.slot.arrays[WORDS])
+    words = torch.from_numpy(work.slot.arrays[TRANSFORM_PARAMETERS])
     for echo in range(uses):
         by_words = every.apply({"images": images}, work.whole, epoch=4, echo=echo, drawn=work.drawn, words=words)
         anew = every.apply({"images": images}, work.whole, epoch=4, echo=echo)
@@ -147,7 +149,7 @@ def test_a_short_batch_draws_for_its_own_rows_and_where_nothing_is_drawn_there_i
     with opened(packed, device=Device(), transform=FLOATS) as shared:
         every = augmentation(shared, FLOATS)
         stage = DrawNumbers(every, 1, ImageSpec(3, 16, 12, torch.uint8))
-        words = run_alone(shared, [stage], ROWS, prepare=shortened).slot.arrays[WORDS]
+        words = run_alone(shared, [stage], ROWS, prepare=shortened).slot.arrays[TRANSFORM_PARAMETERS]
         count = every.pipeline(stage.spec).num_words(3)
         assert count < len(words) and untouched(words[count:]) and not untouched(words[:count])
     with opened(packed, device=Device()) as shared:

@@ -15,7 +15,7 @@ from small_files import write_foreign
 
 from fastload.errors import FileChangedError, ReadError
 from fastload.format.header import read_header
-from fastload.read.identity import HeldOffWriters, check_open, check_path, open_checked
+from fastload.read.identity import WriteLease, check_open, check_path, open_checked
 from fastload.system import syscalls
 
 PACKED = {"rows": 20}
@@ -38,7 +38,7 @@ def held(packed_copy: Path):
     try:
         if not can:
             pytest.skip(f"no leases here ({sys.platform})")
-        yield file, fd, HeldOffWriters(file, fd)
+        yield file, fd, WriteLease(file, fd)
     finally:
         os.close(fd)
 

@@ -90,7 +90,7 @@ def test_bounds_may_differ_by_sample():
 @given(
     seed=st.integers(0, 2**64 - 1),
     size=st.tuples(st.integers(1, 9), st.integers(1, 9)) | st.tuples(st.integers(1, 4000), st.integers(1, 4000)),
-    own_sizes=st.booleans(),
+    variable_size=st.booleans(),
     scale=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
     ratio=st.tuples(st.floats(0.01, 100), st.floats(0.01, 100)).map(sorted),
     least=st.integers(0, 2),
@@ -98,9 +98,9 @@ def test_bounds_may_differ_by_sample():
 @example(0, (5, 5), False, (0.25, 0.25), (1, 1), 0)  # sides of 2.5
 @example(0, (6, 5), True, (0, 0), (1, 1), 0)
 @example(0, (10, 10), False, (1, 1), (50, 50), 1)  # never fits
-def test_rectangles_are_drawn_as_numpy_draws_them(seed, size, own_sizes, scale, ratio, least):
+def test_rectangles_are_drawn_as_numpy_draws_them(seed, size, variable_size, scale, ratio, least):
     draws = Draws(seed, 0, np.arange(20)).stream(3)
-    most = np.array(size) + np.arange(20)[:, None] if own_sizes else np.array(size)
+    most = np.array(size) + np.arange(20)[:, None] if variable_size else np.array(size)
     area = most.prod(axis=-1)
     compiled = rectangle_sides(draws, area, scale, ratio, least=least, most=most)
     with pytest.MonkeyPatch.context() as patch:

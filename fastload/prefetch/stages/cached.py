@@ -12,7 +12,7 @@ import torch
 
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.device import Backend
-from fastload.prefetch.resolved import Location
+from fastload.prefetch.loader_plan import Location
 from fastload.prefetch.ring import INNER, SlotField
 from fastload.prefetch.row_cache import RowCache
 from fastload.prefetch.stage import Opened, Stage, Where

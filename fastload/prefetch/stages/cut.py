@@ -28,10 +28,10 @@ from fastload.read.table import LocatedIndex
 from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
 from fastload.transforms import Draws, Normalize
+from fastload.transforms.engine.decode_time_resize import DecodeTimeResize
 from fastload.transforms.engine.place import place_varied_coordinates, place_varied_masks
 from fastload.transforms.engine.placement import Placement
 from fastload.transforms.engine.resample import Constants, in_numpy, numpy_images, place_samples
-from fastload.transforms.engine.size_head import SizeHead
 
 # Decoded images that wait for their resize: so few that they are still in the core's cache when it comes.
 SCRATCH_BYTES = 3 * 2**19
@@ -124,7 +124,7 @@ class CutRows(Stage):
     divisible = True
 
     def __init__(
-        self, dataset: PackedDataset, augmentation: Augmentation, head: SizeHead, rest: tuple[Any, ...]
+        self, dataset: PackedDataset, augmentation: Augmentation, head: DecodeTimeResize, rest: tuple[Any, ...]
     ) -> None:
         self._file, self._augmentation, self._head, self._goes_on = dataset.file, augmentation, head, bool(rest)
         fields = dataset.file.fields

@@ -30,9 +30,9 @@ from fastload.prefetch.work import Work
 from fastload.read.table import LocatedIndex
 from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
+from fastload.transforms.engine.decode_time_resize import DecodeTimeResize
 from fastload.transforms.engine.place import place_varied_coordinates
 from fastload.transforms.engine.placement import PlacedImages, Placement, windows
-from fastload.transforms.engine.size_head import SizeHead
 
 PINNED_BYTES = 2**28
 """Most pinned memory that a thread uses for bytes on their way to the device; a larger batch has memory of its own."""
@@ -52,7 +52,9 @@ class DecodeOnDevice(Stage):
 
     where = Where.THREAD
 
-    def __init__(self, data: PackedInput, backend: Backend, augmentation: Augmentation, head: SizeHead | None) -> None:
+    def __init__(
+        self, data: PackedInput, backend: Backend, augmentation: Augmentation, head: DecodeTimeResize | None
+    ) -> None:
         self._data, self._backend, self._augmentation, self._head = data, backend, augmentation, head
         self._channels = data.image_spec()[0][0]
         self._known = np.full(data.dataset.file.num_rows, _UNSEEN, np.uint8)

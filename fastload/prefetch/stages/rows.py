@@ -206,7 +206,7 @@ class ReadTexts(Stage):
             self._reader.close()
 
 
-class Present(Stage):
+class ToUserLayout(Stage):
     """Lends the slot to the user, as tensors: done by the thread that filled it.
 
     The training loop has nothing of this in its core's caches after a step, and would take 0.2 ms for it.

@@ -19,7 +19,7 @@ from fastload.device import Backend, moved_as_stored, own_copy
 from fastload.format.header import PackedFile
 from fastload.prefetch.ring import INNER, SlotField
 from fastload.prefetch.stage import Opened, Stage, Where
-from fastload.prefetch.work import WORDS, Work
+from fastload.prefetch.work import TRANSFORM_PARAMETERS, Work
 from fastload.transforms.engine.placement import PlacedImages
 
 
@@ -54,7 +54,7 @@ class CopySlot(Stage):
             layout = layout.cut(len(work.rows))
             for name, tensor in large.items():
                 if name.startswith(INNER):
-                    work.inner[name] = tensor if name == WORDS else tensor[: len(work.rows)]
+                    work.inner[name] = tensor if name == TRANSFORM_PARAMETERS else tensor[: len(work.rows)]
                 elif name == "images" and not layout.turned:
                     work.fields[name] = tensor if len(tensor) == len(work.rows) else layout.large[name].of(storage)
                 else:
@@ -189,7 +189,7 @@ class _SlotLayout(NamedTuple):
         if rows == self.rows:
             return self
         large, small = (
-            {name: part if name == WORDS else part.cut(rows) for name, part in parts.items()}
+            {name: part if name == TRANSFORM_PARAMETERS else part.cut(rows) for name, part in parts.items()}
             for parts in (self.large, self.small)
         )
         return self._replace(large=large, small=small)
@@ -211,5 +211,5 @@ class _SlotLayout(NamedTuple):
         assert all(part.offset < begin for part in large.values()), "small fields lie behind the others"
         tail, images = _Part(begin, (memory.nbytes - begin,), (1,), torch.uint8), arrays.get("images")
         turned = images is not None and not torch.from_numpy(images).is_contiguous()
-        rows = max((len(array) for name, array in arrays.items() if name != WORDS), default=0)
+        rows = max((len(array) for name, array in arrays.items() if name != TRANSFORM_PARAMETERS), default=0)
         return cls(large, small, tail, outside, turned, rows)

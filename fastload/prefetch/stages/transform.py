@@ -10,7 +10,7 @@ from fastload.prefetch.augmentation import Augmentation, named
 from fastload.prefetch.ring import SlotField
 from fastload.prefetch.stage import Layout, Stage, Where
 from fastload.prefetch.stages.rows import MappedImages
-from fastload.prefetch.work import WORDS, Work
+from fastload.prefetch.work import TRANSFORM_PARAMETERS, Work
 from fastload.timing.probe import span
 from fastload.transforms import ImageSpec
 from fastload.transforms.engine.pipeline import Pipeline
@@ -81,7 +81,7 @@ class TransformBatch(Stage):
                 echo=work.echo,
                 kept=not work.last,
                 drawn=drawn,
-                words=work.inner[WORDS] if drawn is not None else None,
+                words=work.inner[TRANSFORM_PARAMETERS] if drawn is not None else None,
             )
 
 
@@ -102,11 +102,11 @@ class DrawNumbers(Stage):
     def beside(self, batch_size: int) -> list[SlotField]:
         """Returns the field of the words; none if nothing is drawn."""
         words = self._pipeline.num_words(self._uses * batch_size) if self.spec is not None else 0
-        return [SlotField(WORDS, (words,), np.dtype(np.int32))] if words else []
+        return [SlotField(TRANSFORM_PARAMETERS, (words,), np.dtype(np.int32))] if words else []
 
     def run(self, work: Work) -> None:
         """Draws."""
-        words = work.slot.arrays.get(WORDS)
+        words = work.slot.arrays.get(TRANSFORM_PARAMETERS)
         if words is None:
             return
         with span("draw"):

@@ -23,7 +23,7 @@ from fastload.inspection.shuffle_quality import LEAST_ROWS, OrderQuality, measur
 from fastload.loader.loader import FastLoader
 from fastload.plan import ChunkWindow
 from fastload.prefetch.inputs import Input, as_input, shuffle_of
-from fastload.prefetch.resolved import default_workers
+from fastload.prefetch.loader_plan import default_workers
 from fastload.profiling.bench.steps import NetworkStep, TrainingStep, make_step, parse_step
 from fastload.profiling.bench.subject import crop_call, crop_for, crop_text, default_batch_size
 from fastload.profiling.meter import environment

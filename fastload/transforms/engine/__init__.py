@@ -7,7 +7,7 @@ Read first: `pipeline` (a list applied to a batch), then `fuse` (lists cut into 
 and flips as tables of numbers). `place` moves whole batches by plain torch and NumPy, `resample` sample by sample on
 the CPU, `gpu` by the kernel of `triton_kernels` (loads and stores are in `triton_bytes`, its filter and colours in
 `triton_parts`); `buffers` is the memory of outputs, and what sends to a device.
-`size_head` gives images of several sizes one size.
+`decode_time_resize` gives images of several sizes one size.
 
 Imports the modules of `transforms`; nothing of files, loaders or threads.
 """

@@ -61,7 +61,7 @@ def check_pipeline(
         dtype: of the images, torch.uint8 or torch.uint16.
         fields: names of all fields of the batch.
         coordinates: how fields hold boxes and points, as far as it is known.
-        done: how many transforms have run when an image has that shape: the size head.
+        done: how many transforms have run when an image has that shape: those run while it is decoded.
 
     Raises:
         OptionError: a transform is invalid, does not fit the images or stands after Normalize; it moves pixels where a
@@ -126,7 +126,7 @@ def apply_transforms(
         coordinates: how fields hold boxes and points.
         output: on the CPU, memory that the images may be written to, if the last transform supports it.
         kept: whether the given batch will be used again, so that functions must not write to it.
-        done: how many transforms, from the first on, have been applied to the fields already (the size head).
+        done: how many transforms, from the first on, have been applied to the fields already.
 
     Raises:
         OptionError: a user's function returned images that do not fit the other fields, or wrote to those it was given.

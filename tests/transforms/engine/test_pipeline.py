@@ -28,11 +28,11 @@ from fastload.transforms import (
     check_pipeline,
 )
 from fastload.transforms.boxes_and_points import Coordinates
+from fastload.transforms.engine.decode_time_resize import DecodeTimeResize, find_decode_time_resize
 from fastload.transforms.engine.fuse import FusedPass, passes_of
 from fastload.transforms.engine.pipeline import Pipeline
 from fastload.transforms.engine.place import place_varied_coordinates, place_varied_masks
 from fastload.transforms.engine.resample import place_samples
-from fastload.transforms.engine.size_head import SizeHead, find_size_head
 
 SHAPE = (3, 12, 10)
 FLIP, CROP, NORMALIZE = RandomHorizontalFlip(), RandomCrop((6, 5), padding=3), Normalize([0.5] * 3, [0.5] * 3)
@@ -167,8 +167,8 @@ def lists(draw):
     return [*draw(flips), *draw(makers), *draw(flips)]
 
 
-def making_of(transforms, dtype=torch.uint8) -> SizeHead:
-    return find_size_head(transforms, 3, dtype, name="a.h5")
+def making_of(transforms, dtype=torch.uint8) -> DecodeTimeResize:
+    return find_decode_time_resize(transforms, 3, dtype, name="a.h5")
 
 
 def images_of(shapes) -> list[torch.Tensor]:

@@ -49,7 +49,7 @@ _STACKED = BatchForm()
 
 
 @dataclass(frozen=True)
-class Resolved:
+class LoaderPlan:
     """A loader's options after everything that depends on its data, ranks and machine was decided."""
 
     data: Input

@@ -11,10 +11,11 @@ from ragged_cases import jpeg_row
 
 from fastload import OptionError, PackedDataset, Pad
 from fastload.format.ragged import Column
-from fastload.prefetch.resolved import BatchForm
+from fastload.prefetch.loader_plan import BatchForm
 from fastload.prefetch.stage import Where
-from fastload.prefetch.stages.own_sizes import (
-    DecodeOwnSizes,
+from fastload.prefetch.stages.rows import GatherRows
+from fastload.prefetch.stages.variable_size import (
+    DecodeVariableSize,
     JoinPixels,
     PadImages,
     SaySizes,
@@ -25,9 +26,8 @@ from fastload.prefetch.stages.own_sizes import (
     padded_by_mask,
     sizes_of,
 )
-from fastload.prefetch.stages.rows import GatherRows
 from fastload.transforms import ColorJitter, Draws, RandomCrop, RandomResizedCrop, Resize, apply_transforms
-from fastload.transforms.engine.size_head import find_placed_head
+from fastload.transforms.engine.decode_time_resize import find_placed_head
 from sample_files import write_packed, write_ragged
 
 N, VOID, ROWS = 12, 255, [7, 3, 10, 3]
@@ -65,7 +65,7 @@ def decoded(file, transforms=(), rows=ROWS, *, leaves=False, behind=(), form="li
         head = find_placed_head(tuple(transforms), 3, torch.uint8, name="it")
         every = augmentation(shared, transforms, head.count)
         gather = GatherRows(data.dataset, ["boxes", "labels"], into_slot=False)
-        stage = DecodeOwnSizes(data, every, head, leaves=leaves)
+        stage = DecodeVariableSize(data, every, head, leaves=leaves)
         more = behind(data, every) if callable(behind) else behind
         work = run_alone(shared, [gather, stage, *more], rows)
         if shared.options.backend is not None:
@@ -93,7 +93,7 @@ def test_images_of_one_size_that_are_no_ragged_rows_are_read_too(tmp_path):
     with opened(PackedDataset(path, fields=["images", "masks"]), batch="list") as shared:
         data = shared.options.packed
         head = find_placed_head((), 3, torch.uint8, name="it")
-        work = run_alone(shared, [DecodeOwnSizes(data, augmentation(shared, ()), head, leaves=False)], ROWS)
+        work = run_alone(shared, [DecodeVariableSize(data, augmentation(shared, ()), head, leaves=False)], ROWS)
     for at, row in enumerate(ROWS):
         assert_is(work.fields["images"][at], torch.from_numpy(pixels[row]).permute(2, 0, 1))
         assert_is(work.fields["masks"][at], torch.from_numpy(pixels[row, ..., 0] // 32))
@@ -119,7 +119,7 @@ def test_memory_of_a_thread_is_used_again_only_where_images_leave_it(file):
         with opened(PackedDataset(file, fields=FIELDS), batch="list") as shared:
             data = shared.options.packed
             head = find_placed_head((), 3, torch.uint8, name="it")
-            stage = DecodeOwnSizes(data, augmentation(shared, ()), head, leaves=leaves)
+            stage = DecodeVariableSize(data, augmentation(shared, ()), head, leaves=leaves)
             gather = GatherRows(data.dataset, ["boxes", "labels"], into_slot=False)
             kept = [run_alone(shared, [gather, stage], rows).fields["images"] for rows in (ROWS, ROWS[:2])]
             return [images[0].data_ptr() for images in kept]

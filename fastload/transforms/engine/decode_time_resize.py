@@ -21,7 +21,7 @@ from fastload.transforms.spec import ImageSpec
 
 
 @dataclass(frozen=True)
-class SizeHead:
+class DecodeTimeResize:
     """The first transforms of a list, up to the one after which all images have one size.
 
         flips  ->  RandomResizedCrop | Resize((h, w)) | Resize(n) -> flips -> CenterCrop | RandomCrop
@@ -61,7 +61,7 @@ class SizeHead:
         """Whether any of the transforms pads, or would pad a small image."""
         return any(transform.pads(np.ones((1, 2), np.int64)) for transform in self.transforms)
 
-    def with_flips(self) -> SizeHead:
+    def with_flips(self) -> DecodeTimeResize:
         """Returns the head with the flips that follow it: placed with the same call, they cost no pass of their own."""
         flips = tuple(takewhile(lambda transform: isinstance(transform, RandomFlip), self.rest))
         return replace(self, transforms=(*self.transforms, *flips), rest=self.rest[len(flips) :])
@@ -138,7 +138,9 @@ class SizeHead:
         return {"images": output.permute(0, 3, 1, 2), **others}
 
 
-def find_size_head(transforms: Sequence[Any], channels: int, dtype: torch.dtype, *, name: str) -> SizeHead:
+def find_decode_time_resize(
+    transforms: Sequence[Any], channels: int, dtype: torch.dtype, *, name: str
+) -> DecodeTimeResize:
     """Returns the transforms at the head of a list that give images of some channels and dtype one size.
 
     The name, of the file or dataset, is for errors.
@@ -149,7 +151,7 @@ def find_size_head(transforms: Sequence[Any], channels: int, dtype: torch.dtype,
     for index, transform in enumerate(transforms):
         if isinstance(transform, PlacedTransform) and len(transform.size) == 2:
             head, rest = tuple(transforms[: index + 1]), tuple(transforms[index + 1 :])
-            return SizeHead(head, rest, ImageSpec(channels, *transform.size, dtype), name)
+            return DecodeTimeResize(head, rest, ImageSpec(channels, *transform.size, dtype), name)
         if not isinstance(transform, (RandomFlip, Resize)):
             raise OptionError(
                 f"{name}: its images differ in size, and transform number {index}, {transform!r}, stands before any "
@@ -161,7 +163,7 @@ def find_size_head(transforms: Sequence[Any], channels: int, dtype: torch.dtype,
     )
 
 
-def find_placed_head(transforms: Sequence[Any], channels: int, dtype: torch.dtype, *, name: str) -> SizeHead:
+def find_placed_head(transforms: Sequence[Any], channels: int, dtype: torch.dtype, *, name: str) -> DecodeTimeResize:
     """Returns the first transforms that one placement describes, maybe none; images keep sizes of their own after them.
 
     They are crops, flips and at most one resize of uint8 images, without padding.
@@ -174,7 +176,7 @@ def find_placed_head(transforms: Sequence[Any], channels: int, dtype: torch.dtyp
         head.append(transform)
     sizes = [transform.size for transform in head if len(transform.size) == 2]
     size = sizes[-1] if sizes else (0, 0)
-    return SizeHead(tuple(head), tuple(transforms[len(head) :]), ImageSpec(channels, *size, dtype), name)
+    return DecodeTimeResize(tuple(head), tuple(transforms[len(head) :]), ImageSpec(channels, *size, dtype), name)
 
 
 _FIX = (

@@ -23,16 +23,16 @@ from fastload.dataset import as_handed_over
 from fastload.errors import OptionError
 from fastload.prefetch.augmentation import Augmentation, named
 from fastload.prefetch.inputs import PackedInput
-from fastload.prefetch.resolved import BatchForm
+from fastload.prefetch.loader_plan import BatchForm
 from fastload.prefetch.stage import Layout, Opened, Stage, Where
 from fastload.prefetch.stages.cut import PlacedRows
 from fastload.prefetch.stages.device_decode import Staging, StagingPool
 from fastload.prefetch.work import Work
 from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
+from fastload.transforms.engine.decode_time_resize import DecodeTimeResize
 from fastload.transforms.engine.place import place_varied_coordinates, place_varied_masks
 from fastload.transforms.engine.placement import Placement
-from fastload.transforms.engine.size_head import SizeHead
 
 PIXELS = ("images", "masks")
 """Fields whose samples have sizes of their own."""
@@ -50,7 +50,7 @@ class _Memory(threading.local):
         return self.pixels[:num_bytes]
 
 
-class DecodeOwnSizes(Stage):
+class DecodeVariableSize(Stage):
     """Adds lists of images (C, h, w) and masks (h, w), after the first transforms; moves boxes and points with them.
 
     Args:
@@ -63,7 +63,7 @@ class DecodeOwnSizes(Stage):
     where = Where.THREAD
     alone = True
 
-    def __init__(self, data: PackedInput, augmentation: Augmentation, head: SizeHead, *, leaves: bool) -> None:
+    def __init__(self, data: PackedInput, augmentation: Augmentation, head: DecodeTimeResize, *, leaves: bool) -> None:
         self._data, self._file = data, data.dataset.file
         self._augmentation, self._head, self._leaves = augmentation, head, leaves
         self._has_masks = "masks" in data.dataset.fields

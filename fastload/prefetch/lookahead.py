@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import cast
 
 from fastload.plan import PlannedBatch
-from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.loader_plan import LoaderPlan
 from fastload.prefetch.work import joined
 from fastload.read.fetch_ahead import FetchAhead
 from fastload.read.readahead import announced_ahead, has_read_ahead
@@ -24,7 +24,7 @@ Planned = tuple[int, list[PlannedBatch]]
 
 
 def announced(
-    options: Resolved, coming: Iterator[Planned], item_bytes: int, resources: ExitStack, *, under_way: int
+    options: LoaderPlan, coming: Iterator[Planned], item_bytes: int, resources: ExitStack, *, under_way: int
 ) -> tuple[Iterator[Planned], FetchAhead | None]:
     """Returns the items, and announces their rows ahead of reading, until the resources are closed.
 
@@ -45,7 +45,7 @@ def announced(
 
 
 def fetched_ahead(
-    options: Resolved,
+    options: LoaderPlan,
     remote: RemoteShards,
     coming: Iterator[Planned],
     item_bytes: int,

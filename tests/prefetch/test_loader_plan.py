@@ -10,11 +10,11 @@ from late_backend import Device
 from ragged_cases import varied_file
 
 import fastload.distributed.ranks
+import fastload.prefetch.loader_plan
 import fastload.prefetch.producer
-import fastload.prefetch.resolved
 from fastload.dataset import PackedDataset
 from fastload.loader.loader import FastLoader
-from fastload.prefetch.resolved import copying_threads
+from fastload.prefetch.loader_plan import copying_threads
 from fastload.prefetch.ring import SLOTS_IN_COPY
 from fastload.prefetch.thread_pool import ThreadPool
 from fastload.transforms import RandomHorizontalFlip, Resize
@@ -27,7 +27,7 @@ MB, GIB = 10**6, 2**30
 def with_cpus(monkeypatch):
     def set_cpus(cpus, ranks=1):
         monkeypatch.setattr(fastload.distributed.ranks, "available_cpus", lambda: cpus)
-        monkeypatch.setattr(fastload.prefetch.resolved, "available_memory", lambda: 32 * GIB)
+        monkeypatch.setattr(fastload.prefetch.loader_plan, "available_memory", lambda: 32 * GIB)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
 
     return set_cpus
@@ -99,8 +99,8 @@ def test_two_threads_have_jpegs_decoded_by_the_device(tmp_path, with_cpus):
 def test_large_batches_are_read_by_fewer_threads_unless_they_are_asked_for(packed, with_cpus, monkeypatch):
     with_cpus(16)
     row_bytes = 10 * 8 * 3 + 8
-    monkeypatch.setattr(fastload.prefetch.resolved, "_PINNED_BYTES", 7 * 40 * row_bytes)
-    monkeypatch.setattr(fastload.prefetch.resolved, "available_memory", lambda: 0)
+    monkeypatch.setattr(fastload.prefetch.loader_plan, "_PINNED_BYTES", 7 * 40 * row_bytes)
+    monkeypatch.setattr(fastload.prefetch.loader_plan, "available_memory", lambda: 0)
     for workers, expected in ((None, 4), (8, 8)):
         with_device = FastLoader(packed, 40, device=Device(), workers=workers)
         next(iter(with_device))
