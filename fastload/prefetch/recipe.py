@@ -96,7 +96,7 @@ def make_recipe(options: LoaderPlan) -> Recipe:
     if packed is not None and variable_size:
         head = _placed_head(options, packed)
     elif packed is not None and packed.ragged:
-        head = _size_head(options, packed)
+        head = _decode_time_resize(options, packed)
     if packed is not None and transforms:
         _check_transforms(packed, transforms, head, variable_size=variable_size)
     seed, rank, coordinates = options.plan.seed, options.share.rank, data.coordinates()
@@ -348,7 +348,7 @@ def _placed_head(options: LoaderPlan, data: PackedInput) -> DecodeTimeResize:
     return find_placed_head(options.transforms if once else (), channels, dtype, name=data.name)
 
 
-def _size_head(options: LoaderPlan, data: PackedInput) -> DecodeTimeResize | None:
+def _decode_time_resize(options: LoaderPlan, data: PackedInput) -> DecodeTimeResize | None:
     """Returns the leading transforms to run in the threads that read ragged rows.
 
     Required for images that differ in size; for JPEGs of one size, they save decoding where each is used once.
