@@ -10,7 +10,7 @@ from typing import Any
 
 from fastload.dataset import is_unpacked
 from fastload.errors import OptionError
-from fastload.loader.options import List, Workers
+from fastload.loader.options import List, Pad, Workers
 from fastload.plan import ChunkWindow
 from fastload.prefetch.loader_plan import LoaderPlan
 from fastload.system.text import counted
@@ -40,7 +40,7 @@ _OF_DATALOADER = {
 
 
 # Arguments of other objects that are given to a FastLoader.
-_OF_DATASET = ("read", "check", "on_damage", "cache_dir")
+_OF_DATASET = ("read", "check", "on_damage", "cache_dir", "split", "fields", "decode", "remote")
 _OF_BATCH = {"pad_to": "multiple", "group_by": "group_by"}
 _OF_OTHERS = (*_OF_DATASET, *_OF_BATCH, "timeout")
 
@@ -74,7 +74,9 @@ def _of_others(unknown: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
     def typed(names: Collection[str]) -> str:
         return ", ".join(f"{_OF_BATCH.get(name, name)}={unknown[name]!r}" for name in names)
 
-    said = []
+    empty = [name for name in ("cache_dir", *_OF_BATCH, "timeout") if unknown.get(name, 0) is None]
+    said = [(empty, "leave it out, as None says nothing")] if empty else []
+    unknown = {name: value for name, value in unknown.items() if name not in empty}
     if names := [name for name in _OF_DATASET if name in unknown]:
         source = given.get("source")
         path = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
@@ -85,7 +87,9 @@ def _of_others(unknown: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
     if names := [name for name in _OF_BATCH if name in unknown]:
         form = given.get("batch")
         kind = "List" if (form == "list" or isinstance(form, List)) and "pad_to" not in names else "Pad"
-        said.append((names, f"give batch={kind}({typed(names)})"))
+        grouped = form.group_by if isinstance(form, (List, Pad)) and "group_by" not in names else None
+        more = f", group_by={grouped!r}" if grouped is not None else ""
+        said.append((names, f"give batch={kind}({typed(names)}{more})"))
     if "timeout" in unknown:
         number = given.get("workers")
         number = number.number if isinstance(number, Workers) else number

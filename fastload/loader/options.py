@@ -216,6 +216,8 @@ def resolve(given: LoaderOptions, share: Share, nodes: Nodes | None) -> tuple[Lo
 
 def _input(source: Source) -> Input:
     """Returns the data of a source; a folder or archive becomes a dataset of its images, see `from_folder`."""
+    if isinstance(source, str) and not source:
+        raise OptionError('source="": give the path of a packed file, or of a folder of images; "." is this folder.')
     if isinstance(source, (str, os.PathLike)) and not is_url(source):
         path = Path(source)
         if is_unpacked(path):

@@ -11,7 +11,7 @@ import torch
 
 from fastload.errors import OptionError, level_of_the_user
 from fastload.format.header import PackedFile
-from fastload.prefetch.augmentation import Augmentation
+from fastload.prefetch.augmentation import Augmentation, named
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.loader_plan import LoaderPlan, default_workers
 from fastload.prefetch.stage import Stage, Where
@@ -292,14 +292,18 @@ def _transform_batch(options: LoaderPlan, augmentation: Augmentation) -> Transfo
     """Returns the stage that runs the transforms which no reading thread runs."""
     if options.cache is not None:
         return TransformBatch(augmentation, "the same kernel gathers cached rows")
+    what = named(augmentation.left)
     if options.echo != 1:
-        return TransformBatch(augmentation, "each echo draws anew")
-    in_loop = [one for one in augmentation.transforms if not getattr(one, "thread_safe", False)]
-    in_loop += [one for one in augmentation.transforms if getattr(one, "mixes", False)]
-    if not in_loop:
-        return TransformBatch(augmentation, "behind the copy of uint8, before the loop asks")
-    name = getattr(in_loop[0], "__name__", type(in_loop[0]).__name__)
-    return TransformBatch(augmentation, f"{name} runs in the loop's thread")
+        return TransformBatch(augmentation, f"{what}: drawn anew for each use of a batch")
+    in_loop = [one for one in augmentation.left if not getattr(one, "thread_safe", False)]
+    in_loop += [one for one in augmentation.left if getattr(one, "mixes", False)]
+    if in_loop:
+        return TransformBatch(
+            augmentation, f"{what}: all in the loop's thread, as {named(in_loop[:1])} has to run there"
+        )
+    if options.backend is None:
+        return TransformBatch(augmentation, f"{what}: in the loop's thread, behind the processes")
+    return TransformBatch(augmentation, f"{what}: on the device, before the loop asks")
 
 
 def _decodes_on_device(options: LoaderPlan, packed: PackedInput | None, head: DecodeTimeResize | None) -> bool:

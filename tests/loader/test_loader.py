@@ -376,6 +376,8 @@ def test_arguments_of_a_dataloader_are_answered(packed):
         ),
         ({"batch": "list", "group_by": "aspect"}, "group_by=", "batch=List(group_by='aspect')"),
         ({"batch": List(), "pad_to": 8}, "pad_to=", "batch=Pad(multiple=8)"),
+        ({"batch": Pad(group_by="aspect"), "pad_to": 8}, "pad_to=", "batch=Pad(multiple=8, group_by='aspect')"),
+        ({"split": "train", "fields": ("images",)}, "split=, fields=", "split='train', fields=('images',)), ...)"),
         ({"timeout": 30}, "timeout=", "workers=Workers(timeout=30)"),
         ({"timeout": 30, "workers": "auto"}, "timeout=", "workers=Workers('auto', timeout=30)"),
         ({"timeout": 30, "workers": Workers(4)}, "timeout=", "workers=Workers(4, timeout=30)"),
@@ -391,6 +393,13 @@ def test_arguments_of_other_objects_are_answered_with_the_line_to_type(packed, w
         FastLoader(str(packed), 8, **words)
     said = str(caught.value)
     assert said.startswith(f"FastLoader has no argument {names}: give ") and instead.format(file=str(packed)) in said
+
+
+def test_what_says_nothing_is_left_out(packed):
+    with pytest.raises(OptionError, match="no argument cache_dir=, pad_to=, timeout=: leave it out"):
+        FastLoader(packed, 8, cache_dir=None, pad_to=None, timeout=None)
+    with pytest.raises(OptionError, match='source="": give the path'):
+        FastLoader("", 8)
 
 
 def test_such_arguments_are_answered_also_where_they_are_changed_or_set(packed):

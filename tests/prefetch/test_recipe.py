@@ -206,10 +206,12 @@ def line_of(loader, stage):
 
 def test_what_stands_behind_a_stage_is_true_of_this_loader(packed, jpegs):
     slow = FastLoader(packed, 4, transform=[*TRAINING, Slow()])
-    assert "Slow" in line_of(slow, "Transform") and "RandomResizedCrop" not in line_of(slow, "Transform")
+    assert "as Slow has to run there" in line_of(slow, "Transform")
     mixed = line_of(FastLoader(packed, 4, transform=[*TRAINING, MixUp(num_classes=3)], device=Device()), "Transform")
-    assert "MixUp" in mixed and "RandomResizedCrop" not in mixed
-    assert "echo" in line_of(FastLoader(packed, 4, transform=TRAINING, echo=2), "Transform")
+    assert "as MixUp has to run there" in mixed
+    assert "Normalize: drawn anew for each use" in line_of(
+        FastLoader(packed, 4, transform=TRAINING, echo=2), "Transform"
+    )
     in_threads = line_of(FastLoader(packed, 4, transform=TRAINING), "TransformInThread")
     assert "RandomResizedCrop, RandomHorizontalFlip, Normalize" in in_threads
     stored = FastLoader(jpegs, 4, transform=TRAINING)

@@ -35,7 +35,12 @@ class GatherRows(Stage):
         self._file, self._into_slot, self._mapped = dataset.file, into_slot, mapped
         self._layout = [item for item in dataset.layout() if item[0] in names]
         known = ", ".join(name for name, _, _ in self._layout)
-        self.why = f"{known or 'no field'}: " + ("as the file has them" if into_slot else "for the stages behind it")
+        encoded = ", ".join(name for name in names if name in dataset.file.ragged)
+        self.why = f"{known}: as the file has them" if into_slot else f"{known}: for the stages behind it"
+        if not known:
+            self.why = "compares rows with their digests"
+        elif encoded:
+            self.why += f"; {encoded} decoded"
         if mapped is not None:
             self.why += "; images stay where they are mapped"
 

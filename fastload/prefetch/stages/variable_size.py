@@ -288,7 +288,7 @@ class SetPixelsApart(Stage):
     where = Where.THREAD
 
     def __init__(self) -> None:
-        self.why = "images and masks have memory of their own"
+        self.why = "images and masks go beside the memory of the batch, as no two are alike"
 
     def run(self, work: Work) -> None:
         """Moves them to what goes beside the slot."""
@@ -303,7 +303,7 @@ class JoinPixels(Stage):
     where = Where.USE
 
     def __init__(self) -> None:
-        self.why = "images and masks have memory of their own"
+        self.why = "images and masks come back to the other fields"
 
     def run(self, work: Work) -> None:
         """Joins."""
