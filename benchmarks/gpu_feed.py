@@ -81,7 +81,7 @@ def cpu_seconds_of() -> Iterator[dict[str, float]]:
 
 def num_workers(loader: FastLoader) -> int:
     """Threads or processes that read, where none were asked for, too."""
-    return loader._options.num_workers
+    return loader._recipe.workers
 
 
 def epoch(device: Device, loader: FastLoader) -> int:
