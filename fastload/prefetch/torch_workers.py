@@ -34,6 +34,8 @@ from fastload.system.machine import how_it_ended
 _LOOK_S = 5.0
 # For workers to end by themselves, and after they were killed: all of them together.
 _END_S = 5.0
+# For a server that refuses connections to be gone.
+_RESTART_S = 0.2
 
 _log = logging.getLogger("fastload")
 
@@ -280,13 +282,12 @@ def start_workers(dataset: Dataset[Any], number: int) -> WorkerProcesses:
     if runs_again_in_workers():
         raise OptionError(_NO_GUARD)
     try:
-        # torch draws a seed, and would on the user's default device.
-        with torch.device("cpu"), warnings.catch_warnings(), left_alone_by_signals() as context:
-            # The error below says it better.
-            warnings.filterwarnings("ignore", "Got pickle error")
-            # The user made no DataLoader, and a dataset that waits gains from more workers than CPUs.
-            warnings.filterwarnings("ignore", "This DataLoader will create")
-            return WorkerProcesses(dataset, number, context)
+        try:
+            return _started(dataset, number)
+        except ConnectionRefusedError:
+            # Ctrl-C came while the server that forks workers began, and it has ended: the next call starts another.
+            time.sleep(_RESTART_S)
+            return _started(dataset, number)
     except ChildProcessError as error:
         raise OptionError(
             "this process was forked from one that had started a forkserver, which it cannot use. Call "
@@ -311,6 +312,16 @@ def start_workers(dataset: Dataset[Any], number: int) -> WorkerProcesses:
             f"classes at the top level of a module (no lambda), open files in the worker and not before, or call "
             f'multiprocessing.set_start_method("fork") first.'
         ) from error
+
+
+def _started(dataset: Dataset[Any], number: int) -> WorkerProcesses:
+    # torch draws a seed, and would on the user's default device.
+    with torch.device("cpu"), warnings.catch_warnings(), left_alone_by_signals() as context:
+        # `start_workers` says it better.
+        warnings.filterwarnings("ignore", "Got pickle error")
+        # The user made no DataLoader, and a dataset that waits gains from more workers than CPUs.
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        return WorkerProcesses(dataset, number, context)
 
 
 def _as_it_is(item: Any) -> Any:

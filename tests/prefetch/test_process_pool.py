@@ -426,6 +426,27 @@ def script(folder, text, packed):
     return {"args": [sys.executable, "-W", "error", str(path)], "env": child_environment(), "cwd": folder}
 
 
+def test_ctrl_c_while_workers_start_leaves_a_loader_that_starts_others(tmp_path, packed):
+    done = run_script(
+        tmp_path,
+        """
+        import os, signal, threading
+
+        if __name__ == "__main__":
+            multiprocessing.set_start_method("forkserver")
+            loader = FastLoader(PackedDataset(PACKED, transform=same), 16, workers=2)
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                while True:
+                    list(loader)
+            except KeyboardInterrupt:
+                print(len(list(loader)), len(list(loader)))
+        """,
+        packed,
+    )
+    assert done.returncode == 0 and done.stdout == "3 3\n", done.stderr
+
+
 ENDLESS = """
     def slow(sample):
         time.sleep(0.01)
