@@ -9,6 +9,7 @@ what takes a tenth of one here.
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import threading
 import weakref
@@ -36,14 +37,14 @@ class DeviceThread:
     Args:
         make: returns the function, or None if its owner is gone; the function returns a work, None at the end. So the
             thread does not keep the owner alive while it waits.
-        wake: lets a call that waits return.
+        end_waits: lets a call that waits return, and all that come.
         ahead: most works that were made and not taken.
     """
 
     def __init__(
-        self, make: Callable[[], Callable[[], Work | None] | None], wake: Callable[[], None], ahead: int
+        self, make: Callable[[], Callable[[], Work | None] | None], end_waits: Callable[[], None], ahead: int
     ) -> None:
-        self._wake = wake
+        self._end_waits, self._pid = end_waits, os.getpid()
         self._made: queue.SimpleQueue[Work | BaseException | None] = queue.SimpleQueue()
         self._room, self._stopping = threading.Semaphore(ahead), threading.Event()
         arguments = (make, self._made, self._room, self._stopping)
@@ -75,9 +76,11 @@ class DeviceThread:
 
     def stop(self) -> bool:
         """Ends the thread, and returns whether it ended: not if it hangs, or is the caller."""
+        if self._pid != os.getpid():  # a forked process has no such thread, which may have held a lock
+            return True
         self._stopping.set()
+        self._end_waits()
         self._room.release()
-        self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_S)
         return not self._thread.is_alive()

@@ -34,6 +34,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -156,7 +157,7 @@ class Producer(Iterator[Work]):
         if self.options.backend is not None and self.pool.by_threads:
             run.loop_waits = False
             me = weakref.ref(self)
-            self._device = DeviceThread(lambda: _begin_of(me), run.wake, READY_ON_DEVICE)
+            self._device = DeviceThread(lambda: _begin_of(me), run.end_waits, READY_ON_DEVICE)
 
     # No generator: its frame would keep the last batch alive, and its memory busy, while the user works on it.
     def __next__(self) -> Work:
@@ -209,15 +210,14 @@ class Producer(Iterator[Work]):
             self.pool = None
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if getattr(self, "_copying", None) and not _is_finalizing():
+        # A device thread that waits does not keep this alive, and would wait for ever.
+        if (getattr(self, "_copying", None) or getattr(self, "_device", None)) and not _is_finalizing():
             self.stop()
 
     def _end_device_thread(self) -> None:
-        run, device, self._device = self._run, self._device, None
-        if run is not None and device is not None and self._pid == os.getpid():
-            run.closed = True
-            if not device.stop() and self.pool is not None:
-                self.pool.leave_behind()  # it hangs in the middle of a copy
+        device, self._device = self._device, None
+        if device is not None and not device.stop() and self.pool is not None:
+            self.pool.leave_behind()  # it hangs in the middle of a copy
 
     def _forget(self) -> None:
         self._run, self._ahead, self._device, self._stop = None, None, None, 0
@@ -361,17 +361,15 @@ def load_cache(options: LoaderPlan) -> RowCache:
     recipe = Recipe((gather, fill), no_transforms, workers=workers, threads=workers, ahead=workers)
     producer = Producer(in_file_order, recipe)
     try:
-        producer.open()
-        producer.read([(0, planned)])
-        for _ in producer:
-            pass
+        with closing(producer):
+            producer.open()
+            producer.read([(0, planned)])
+            for _ in producer:
+                pass
     except BaseException:
         if cache.pins is not None:
-            producer.close()
             cache.pins.close()
         raise
-    finally:
-        producer.close()
     took_s = time.perf_counter() - begun_s
     _log.info("%s were read in %.1f s (%.2f GB/s)", what, took_s, cache.nbytes / max(took_s, 1e-9) / 1e9)
     return replace(cache, damaged=frozenset(fill.damaged))

@@ -49,8 +49,9 @@ class Run:
     loop_waits: bool = True  # whether who waits for works is the loop, whose waits have a limit
     pid: int = field(default_factory=os.getpid)
 
-    def wake(self) -> None:
-        """Lets who waits for a work look whether the run is over."""
+    def end_waits(self) -> None:
+        """Ends the waits for its works, in whatever thread: it is over."""
+        self.closed = True
         self.orders.done_one.put(None)
 
 

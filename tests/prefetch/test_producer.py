@@ -66,7 +66,13 @@ class Slots(FakePool):
     def begin(self, epochs, *, timed):
         run = super().begin(epochs, timed=timed)
         run.patience.timeout_s = self.timeout_s
-        run.wake = self.awake.set
+        end_waits = run.end_waits
+
+        def end() -> None:
+            end_waits()
+            self.awake.set()
+
+        run.end_waits = end
         return run
 
     def first(self, run):
