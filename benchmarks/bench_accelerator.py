@@ -26,9 +26,9 @@ from typing import Any
 import psutil
 
 import harness
+from fastload.options.measure import BenchOptions
 from fastload.profiling.bench.benchmark import BenchResult, run_bench
 from fastload.profiling.bench.passes import cpu_seconds
-from fastload.profiling.bench.subject import BenchOptions
 
 SHARE = 0.8
 QUIET = 0.1

@@ -31,9 +31,10 @@ import numpy as np
 from PIL import Image
 
 import harness
+from fastload.format import CHUNK_BYTES
 from fastload.format.digests import row_digests
 from fastload.format.ragged import Column
-from fastload.format.writer import CHUNK_BYTES, PixelSpec, chunk_rows_for, create_file
+from fastload.format.writer import PixelSpec, chunk_rows_for, create_file
 
 SHAPE = (218, 178, 3)
 CHUNKS = "1MiB"

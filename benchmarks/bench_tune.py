@@ -30,9 +30,10 @@ from torch.utils.data import Dataset
 import harness
 from fastload import FastLoader, PackedDataset
 from fastload.format.header import read_header
+from fastload.options.measure import TuneOptions
 from fastload.prefetch.process_pool import ProcessPool
 from fastload.profiling.bench.passes import repeat_epochs, run_for, touch_batch
-from fastload.profiling.tune.candidates import Candidate, TuneOptions
+from fastload.profiling.tune.candidates import Candidate
 from fastload.profiling.tune.search import Search
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 from sample_files import write_packed

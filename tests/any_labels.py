@@ -18,9 +18,9 @@ from fastload.inspection.info import inspect_file
 from fastload.inspection.preview import make_preview
 from fastload.inspection.shuffle_quality import measure_shuffles
 from fastload.inspection.verify import verify_file
+from fastload.options.repack import Choice
 from fastload.pack import pack_images
 from fastload.repack import repack_file
-from fastload.repack.packed_listing import Choice
 
 MOST_BYTES = 2**30
 """Memory beyond what the process has when it begins: threads take some, a table of all numbers up to a label 16 times

@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 
 from fastload.errors import SourceError
+from fastload.options.pack import SourceOptions
 from fastload.sources.layouts import list_source
-from fastload.sources.listing import Arrays, Listing, SourceOptions
+from fastload.sources.listing import Arrays, Listing
 
 
 def make(root: Path, *names: str) -> Path:

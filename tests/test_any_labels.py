@@ -13,9 +13,9 @@ from small_files import random_pixels
 from fastload.errors import OptionError
 from fastload.export import export_file
 from fastload.format.ragged import Column
+from fastload.options.repack import Choice
 from fastload.pack import pack_images
 from fastload.repack import repack_file
-from fastload.repack.packed_listing import Choice
 from sample_files import write_packed
 
 LABELS = {

@@ -42,6 +42,7 @@ from fastload.inspection.info import inspect_file
 from fastload.inspection.preview import make_preview
 from fastload.inspection.shuffle_quality import measure_shuffles
 from fastload.inspection.verify import verify_file
+from fastload.options.repack import Choice
 from fastload.pack import pack_images
 from fastload.pack.index import index_files
 from fastload.pack.shards import whole_pages
@@ -51,7 +52,7 @@ from fastload.read import store as store_module
 from fastload.read.columns import open_columns
 from fastload.read.linear import MappedShards
 from fastload.read.rows import open_rows
-from fastload.repack import Choice, append_images, merge_files, repack_file
+from fastload.repack import append_images, merge_files, repack_file
 from fastload.system import native
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 

@@ -29,9 +29,10 @@ from fastload.format.texts import text_arrays, text_lists
 from fastload.inspection.info import inspect_file
 from fastload.inspection.overlay import labels_of
 from fastload.inspection.verify import verify_file
+from fastload.options.repack import Choice
 from fastload.pack import pack_images
 from fastload.pack.index import index_files
-from fastload.repack import Choice, merge_files, repack_file
+from fastload.repack import merge_files, repack_file
 from fastload.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop
 
 N = 41

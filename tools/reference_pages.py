@@ -1,4 +1,4 @@
-"""Pages of the documentation that are made from the package: every command, and every field of their JSON.
+"""What is made from the package: the pages on every command and every field of their JSON, and types of arguments.
 
 `python tools/refresh_golden.py pages` writes them; a test sees that they are what it would write.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import io
 import re
@@ -27,6 +28,9 @@ from fastload.inspection.compare import SourceReport
 from fastload.inspection.info import FileInfo
 from fastload.inspection.shuffle_quality import ShuffleQuality
 from fastload.inspection.verify import VerifyReport
+from fastload.options import declared
+from fastload.options.pack import PackCall
+from fastload.options.repack import AppendOptions, ExportOptions, MergeOptions, RepackOptions
 from fastload.profiling.bench.benchmark import BenchResult
 from fastload.profiling.bench.training_loop import LoopFigures
 from fastload.profiling.tune.search import Tuned
@@ -35,7 +39,8 @@ from fastload.profiling.verdict import CAUSES
 from fastload.remote.contents import CacheCheck, CacheContents
 from fastload.timing.results import SCHEMA, Measured, Verdict
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 
 # --- every command ----------------------------------------------------------------------------------------------------
 
@@ -358,12 +363,67 @@ def rows(name: str, before: str = "") -> Iterator[tuple[str, Kind, str]]:
                 yield from rows(inner, f"{path}{way}.")
 
 
-PAGES = {"commands.md": commands_page, "json.md": json_page}
-"""Pages that are written, by name."""
+# --- types of functions' arguments ------------------------------------------------------------------------------------
+
+_KEYWORDS_HEAD = '''"""The types of keyword arguments, for editors and for mypy.
+
+Written by `python tools/refresh_golden.py pages` from the fields of the dataclasses.
+"""
+
+from __future__ import annotations
+
+'''
+
+_KEYWORDS: dict[str, type] = {
+    "PackKeywords": PackCall,
+    "RepackKeywords": RepackOptions,
+    "MergeKeywords": MergeOptions,
+    "AppendKeywords": AppendOptions,
+    "ExportKeywords": ExportOptions,
+}
+
+
+def keywords_module() -> str:
+    """Returns fastload/options/keywords.py."""
+    modules: dict[str, set[str]] = {"typing": {"TypedDict"}}
+    classes = []
+    for name, made in _KEYWORDS.items():
+        lines = [f"class {name}(TypedDict, total=False):", f'    """The options of `{made.__name__}`."""', ""]
+        for one in declared(made).values():
+            lines.append(f"    {one.name}: {one.accepts}")
+            for word in {node.id for node in ast.walk(ast.parse(one.accepts)) if isinstance(node, ast.Name)}:
+                if not hasattr(builtins, word) and not any(word in names for names in modules.values()):
+                    modules.setdefault(_home(word, one.module), set()).add(word)
+        classes.append("\n".join(lines))
+    imports = [_import_of(module, sorted(names, key=str.lower)) for module, names in sorted(modules.items())]
+    outside = [line for line in imports if "fastload" not in line]
+    inside = [line for line in imports if "fastload" in line]
+    return _KEYWORDS_HEAD + "\n".join([*outside, "", *inside]) + "".join(f"\n\n\n{each}" for each in classes) + "\n"
+
+
+def _import_of(module: str, names: list[str]) -> str:
+    """Returns the import, formatted as ruff does it."""
+    line = f"from {module} import {', '.join(names)}"
+    return line if len(line) <= 120 else f"from {module} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
+
+
+def _home(word: str, module: str) -> str:
+    """Returns the module that a type is to be imported from: a class's own, of another name for a type its user's."""
+    found = vars(sys.modules[module])[word]
+    where = str(found.__module__) if isinstance(found, type) else module
+    return "pathlib" if where.startswith("pathlib") else where
+
+
+PAGES = {
+    "docs/commands.md": commands_page,
+    "docs/json.md": json_page,
+    "fastload/options/keywords.py": keywords_module,
+}
+"""What is written, by its path in the checkout."""
 
 
 def write_pages() -> None:
     """Writes them."""
     for name, page in PAGES.items():
-        (DOCS / name).write_text(page(), encoding="utf-8")
-        print(f"wrote {DOCS / name}")
+        (ROOT / name).write_text(page(), encoding="utf-8")
+        print(f"wrote {ROOT / name}")

@@ -7,7 +7,8 @@
     python tools/refresh_golden.py bytes     tests/data/golden_bytes.json: what is packed of a small source of each
                                              layout; it says which datasets have changed
     python tools/refresh_golden.py help      tests/data/help-*.txt: the help of every command at three widths
-    python tools/refresh_golden.py pages     docs/commands.md and docs/json.md, made from the commands and their results
+    python tools/refresh_golden.py pages     docs/commands.md, docs/json.md and fastload/options/keywords.py, made from
+                                             options, commands and their results
 
 The package that is imported makes them: run it in the checkout's root, with `PYTHONPATH=.` unless it is installed with
 `pip install -e`.

@@ -13,9 +13,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from fastload.format import CHUNK_BYTES
 from fastload.format.digests import pixel_digests
 from fastload.format.ragged import JPEG, Column, RaggedIndex, common_shape, ragged_offsets
-from fastload.format.writer import CHUNK_BYTES, PixelSpec, RaggedSpec, chunk_rows_for, create_file
+from fastload.format.writer import PixelSpec, RaggedSpec, chunk_rows_for, create_file
 
 
 def write_packed(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from fastload.cli.arguments import AsJson, BatchSize, Device, Force, ImageFile, Report, Size, Split
-from fastload.cli.command_line import Option
+from fastload.cli.arguments import AsJson, Force, ImageFile, Report
+from fastload.cli.command_line import Given
 from fastload.cli.live import live_panel
 from fastload.cli.output import (
     bold,
@@ -20,49 +19,16 @@ from fastload.cli.output import (
     print_table,
     show_result,
 )
+from fastload.options import from_arguments
+from fastload.options.measure import BenchOptions
 
 if TYPE_CHECKING:
-    from fastload.plan.order import Shuffle
     from fastload.profiling.bench.benchmark import BenchResult
-
-_SHUFFLES: dict[str, Shuffle] = {"auto": True, "chunk": "chunk", "full": "full", "none": False}
 
 
 def bench(
     file: ImageFile,
-    step: Annotated[
-        str | None,
-        Option(
-            metavar="STEP",
-            help="Train too: resnet50, resnet18, tiny, or sim:RATE, a simulated accelerator that takes RATE images/s "
-            "and leaves the CPU free; sim:0.8x takes 0.8 of what the loader gives.",
-        ),
-    ] = None,
-    batch_size: BatchSize = None,
-    seconds: Annotated[float, Option(help="Time for each part.")] = 5.0,
-    workers: Annotated[int | None, Option(least=1, help="Threads or processes that load.")] = None,
-    shuffle: Annotated[Literal["auto", "chunk", "full", "none"], Option(help="Order of the samples.")] = "auto",
-    split: Split = None,
-    device: Device = None,
-    size: Size = None,
-    seed: Annotated[int, Option(help="Seed of the order.")] = 0,
-    compare: Annotated[bool, Option("--compare", help="Compare with a plain DataLoader of the same samples.")] = False,
-    source: Annotated[
-        Path | None,
-        Option(
-            help="What FILE was packed from; --compare then also measures a plain DataLoader of the image files.",
-        ),
-    ] = None,
-    cold: Annotated[
-        bool, Option("--cold", help="Drop FILE from the page cache before each pass, and say whether it worked.")
-    ] = False,
-    inject: Annotated[
-        list[str] | None,
-        Option(
-            metavar="FAULT",
-            help="Show how the loop takes a fault: slow-disk=MS, stall=MS@EVERY, kill-worker; may be repeated.",
-        ),
-    ] = None,
+    options: Annotated[dict[str, Any], Given(BenchOptions)],
     as_json: AsJson = False,
     report: Report = None,
     force: Force = False,
@@ -75,14 +41,11 @@ def bench(
     """
     with one_line_errors():
         check_report(report, force=force)
-        from fastload.profiling.bench.benchmark import BenchOptions, run_bench
+        from fastload.options.measure import BenchOptions
+        from fastload.profiling.bench.benchmark import run_bench
         from fastload.remote.opening import as_given, short_name
 
-        asked = BenchOptions(
-            batch_size=batch_size, seconds=seconds, workers=workers, shuffle=_SHUFFLES[shuffle], device=device,
-            seed=seed, split=split, step=step, compare=compare, source=source, cold=cold, faults=tuple(inject or ()),
-            size=size,
-        )  # fmt: skip
+        asked = from_arguments(BenchOptions, options)
         with live_panel(f"bench {short_name(as_given(file))}", total_s=asked.total_s) as show:
             result = run_bench(file, asked, command=command_line(), show=show)
         show_result(

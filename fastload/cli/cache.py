@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from fastload.cli.arguments import AsJson
-from fastload.cli.command_line import Argument, Commands, Option
+from fastload.cli.command_line import Argument, Commands
 from fastload.cli.output import (
     bold,
     format_seconds,
@@ -22,6 +22,7 @@ from fastload.cli.output import (
     print_table,
     progress_bar,
 )
+from fastload.options import Option
 from fastload.system.advice import advice
 from fastload.system.text import counted, format_bytes
 
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
 
 CacheFolder = Annotated[
     Path | None,
-    Option("--cache", help="Folder of the cache; by default $FASTLOAD_CACHE, else ~/.cache/fastload."),
+    Option(names=("--cache",), help="Folder of the cache; by default $FASTLOAD_CACHE, else ~/.cache/fastload."),
 ]
 Shared = Annotated[
-    bool, Option("--shared", help="The folder is one that others may write to, as with Remote(shared=True).")
+    bool, Option(names=("--shared",), help="The folder is one that others may write to, as with Remote(shared=True).")
 ]
 CachedUrl = Annotated[str | None, Argument("[URL]", help="Only the dataset that was read from this URL.")]
 
@@ -76,7 +77,7 @@ def verify(url: CachedUrl = None, folder: CacheFolder = None, shared: Shared = F
 
 def clear(
     url: CachedUrl = None,
-    everything: Annotated[bool, Option("--all", help="Remove all datasets that nobody uses.")] = False,
+    everything: Annotated[bool, Option(names=("--all",), help="Remove all datasets that nobody uses.")] = False,
     folder: CacheFolder = None,
     shared: Shared = False,
     as_json: AsJson = False,

@@ -1,6 +1,7 @@
 """Commands of the shell made from Python functions: their parameters are the arguments and options, parsed by click.
 
-A parameter's annotation has its type and how it is shown: `size: Annotated[Any, Option(parser=parse_size, help=...)]`.
+A parameter's annotation has its type and how it is shown: `as_json: Annotated[bool, Option("Print...")]`. One
+parameter may stand for all options that a dataclass declares: `options: Annotated[dict, Given(RepackOptions)]`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import click
 from click.shell_completion import CompletionItem
 
+from fastload.errors import OptionError
+from fastload.options import Option, declared
+
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]
 else:
@@ -29,40 +33,21 @@ _NAMES_WIDTH = 24
 _LEAST_WIDTH, _MOST_WIDTH = 60, 120
 
 
-class Option:
-    """Describes how a parameter with a name is shown and parsed.
+@dataclass(frozen=True)
+class Argument:
+    """Describes how a parameter without a name is shown, under its metavar, and parsed."""
 
-    Args:
-        names: as `--json`, `-o`, `--shuffle/--no-shuffle`; by default two dashes and the parameter's own.
-        help: its line; the default follows in brackets, unless it is None, empty or a flag's, or the text says one.
-        metavar: word for the value; by default the choices of a Literal, N for a number, PATH for a path, else TEXT.
-        parser: makes the value of a text, also of a default that is text.
-        least: of a number.
-        group: the heading that it stands under.
-    """
-
-    def __init__(
-        self,
-        *names: str,
-        help: str,
-        metavar: str | None = None,
-        parser: Callable[[str], Any] | None = None,
-        least: int | None = None,
-        group: str = _OWN,
-    ) -> None:
-        self.names = names
-        self.help = help
-        self.metavar = metavar
-        self.parser = parser
-        self.least = least
-        self.group = group
+    metavar: str
+    help: str
+    parser: Callable[[str], Any] | None = None
 
 
-class Argument(Option):
-    """Describes how a parameter without a name is shown and parsed, under its metavar."""
+@dataclass(frozen=True)
+class Given:
+    """Describes a parameter that stands for all options of a dataclass: a dict of their values by name."""
 
-    def __init__(self, metavar: str, *, help: str, parser: Callable[[str], Any] | None = None) -> None:
-        super().__init__(help=help, metavar=metavar, parser=parser, group="Arguments")
+    options: type
+    without: tuple[str, ...] = ()  # options that the command does not have
 
 
 class _Parsed(_ParamType):
@@ -74,7 +59,10 @@ class _Parsed(_ParamType):
         self.parser = parser
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return self.parser(value) if isinstance(value, str) else value
+        try:
+            return self.parser(value) if isinstance(value, str) else value
+        except OptionError as exc:
+            raise click.BadParameter(str(exc), ctx, param) from exc
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(incomplete, type="file")]
@@ -90,11 +78,11 @@ class _Type:
     is_flag: bool = False
 
     @classmethod
-    def of(cls, hint: Any, shown: Option) -> _Type:
+    def of(cls, hint: Any, shown: Option | Argument) -> _Type:
         """Returns the type of a parameter with this annotation."""
-        some = [each for each in get_args(hint) if each is not NoneType]
-        if NoneType in get_args(hint):
-            (hint,) = some
+        least = shown.least if isinstance(shown, Option) else None
+        if NoneType in get_args(hint):  # of a list, or one value, or None: a list
+            hint = next(each for each in get_args(hint) if each is not NoneType)
         if shown.parser is not None and get_origin(hint) is not list:
             return cls(_Parsed(shown.parser), "TEXT")
         if get_origin(hint) is list:
@@ -104,10 +92,10 @@ class _Type:
             return cls(click.Choice([str(each) for each in get_args(hint)]), "|".join(map(str, get_args(hint))))
         if hint is bool:
             return cls(click.BOOL, "", is_flag=True)
-        if hint is int and shown.least is not None:
-            return cls(click.IntRange(min=shown.least), "N")
-        if hint is float and shown.least is not None:
-            return cls(click.FloatRange(min=shown.least), "X")
+        if hint is int and least is not None:
+            return cls(click.IntRange(min=least), "N")
+        if hint is float and least is not None:
+            return cls(click.FloatRange(min=least), "X")
         return {
             int: cls(click.INT, "N"),
             float: cls(click.FLOAT, "X"),
@@ -174,34 +162,51 @@ class Commands(click.Group):
 
 def command(name: str, function: Callable[..., None], examples: str = "") -> Command:
     """Returns the command that calls a function; its docstring is the help."""
-    callback, parameters = function, list[click.Parameter]()
+    parameters = list[click.Parameter]()
     lines: dict[str, list[tuple[str, str]]] = {}
-    hints = get_type_hints(function, include_extras=True)
-    for each in inspect.signature(function).parameters.values():
-        if hints[each.name] is click.Context:
-            callback = click.pass_context(function)
-            continue
-        hint, shown = get_args(hints[each.name])
+    groups = dict[str, list[str]]()  # parameters that stand for options -> these
+    hints, takes_context = get_type_hints(function, include_extras=True), False
+
+    def add(name: str, hint: Any, shown: Option | Argument, default: Any) -> None:
         kind = _Type.of(hint, shown)
-        required = each.default is inspect.Parameter.empty
-        default = {} if required else {"default": each.default}
+        required = default is inspect.Parameter.empty
         metavar = shown.metavar or kind.metavar
-        common: dict[str, Any] = {"type": kind.of_value, "required": required, **default}
+        common: dict[str, Any] = {"type": kind.of_value, "required": required}
+        common |= {} if required else {"default": default}
         if isinstance(shown, Argument):
             nargs = -1 if kind.many else 1
-            parameters.append(click.Argument([each.name], nargs=nargs, metavar=metavar, **common))
-            term = metavar
-        else:
-            names = shown.names or (f"--{each.name.replace('_', '-')}",)
-            common |= {"is_flag": True} if kind.is_flag else {"multiple": kind.many}
-            parameters.append(click.Option([each.name, *names], metavar=metavar, **common))
-            term = _term(names, metavar)
-        known = required or each.default in (None, "", False, True) or "default" in shown.help
-        text = shown.help if known else f"{shown.help} [{each.default}]"
-        lines.setdefault(shown.group, []).append((term, text))
+            parameters.append(click.Argument([name], nargs=nargs, metavar=metavar, **common))
+            lines.setdefault("Arguments", []).append((metavar, shown.help))
+            return
+        names = shown.names or (f"--{name.replace('_', '-')}",)
+        common |= {"is_flag": True} if kind.is_flag else {"multiple": kind.many}
+        parameters.append(click.Option([name, *names], metavar=metavar, **common))
+        known = required or default in (None, "", (), False, True) or "default" in shown.help
+        text = shown.help if known else f"{shown.help} [{default}]"
+        lines.setdefault(shown.group or _OWN, []).append((_term(names, metavar), text))
+
+    for each in inspect.signature(function).parameters.values():
+        if hints[each.name] is click.Context:
+            takes_context = True
+            continue
+        hint, shown = get_args(hints[each.name])
+        if not isinstance(shown, Given):
+            add(each.name, hint, shown, each.default)
+            continue
+        of_command = [one for one in declared(shown.options).values() if one.option.help]
+        groups[each.name] = [one.name for one in of_command if one.name not in shown.without]
+        for one in of_command:
+            if one.name in groups[each.name]:
+                add(one.name, one.type(), one.option, one.option.shown or one.argument_default)
     lines.setdefault(_OWN, []).append(("-h, --help", "Show this and exit."))
+
+    def callback(*context: click.Context, **values: Any) -> None:
+        given = {group: {name: values.pop(name) for name in names} for group, names in groups.items()}
+        function(*context, **values, **given)
+
+    called = click.pass_context(callback) if takes_context else callback
     help = inspect.cleandoc(function.__doc__ or "")
-    return Command(name, callback=callback, params=parameters, help=help, lines=lines, examples=examples)
+    return Command(name, callback=called, params=parameters, help=help, lines=lines, examples=examples)
 
 
 def _term(names: Iterable[str], metavar: str) -> str:

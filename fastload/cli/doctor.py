@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from fastload.cli.arguments import Force
-from fastload.cli.command_line import Argument, Option
+from fastload.cli.command_line import Argument
 from fastload.cli.output import check_report, json_text, one_line, one_line_errors
+from fastload.options import Option
 
 if TYPE_CHECKING:
     from fastload.profiling.doctor.examine import Examined
@@ -25,10 +26,11 @@ _FAULTS = 3
 def doctor(
     command: Annotated[list[str], Argument("-- COMMAND ...", help="The command, after two dashes.")],
     seconds: Annotated[
-        float | None, Option("--seconds", least=1, help="Interrupt the command after this time, as Ctrl-C would.")
+        float | None,
+        Option(least=1, help="Interrupt the command after this time, as Ctrl-C would."),
     ] = None,
-    json_path: Annotated[Path | None, Option("--json", help="Write everything measured to this file.")] = None,
-    report: Annotated[Path | None, Option("--report", help="Write a report to this .html file.")] = None,
+    json_path: Annotated[Path | None, Option(names=("--json",), help="Write everything measured to this file.")] = None,
+    report: Annotated[Path | None, Option(names=("--report",), help="Write a report to this .html file.")] = None,
     force: Force = False,
 ) -> None:
     """Run a training script and say what limits it: fastload doctor -- python train.py

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from fastload.cli.arguments import AsJson, PackedName, parse_file, parse_rows
-from fastload.cli.command_line import Argument, Option
+from fastload.cli.arguments import AsJson, PackedName
+from fastload.cli.command_line import Argument
 from fastload.cli.output import (
     bold,
     one_line,
@@ -23,6 +23,8 @@ from fastload.cli.output import (
     progress_bar,
     splits_pair,
 )
+from fastload.options import Option
+from fastload.options.parse import parse_file, parse_rows
 from fastload.system.advice import advice
 from fastload.system.text import counted, format_bytes, share_text
 
@@ -42,14 +44,17 @@ def info(
     file: Annotated[Any, Argument("FILE", parser=parse_file, help="A packed file or its URL, or any HDF5 file.")],
     as_json: AsJson = False,
     shuffle_quality: Annotated[
-        bool, Option("--shuffle-quality", help="Measure how well each shuffle mixes this file; takes seconds.")
+        bool, Option(names=("--shuffle-quality",), help="Measure how well each shuffle mixes this file; takes seconds.")
     ] = False,
     batch_size: Annotated[
-        int, Option("--batch-size", least=2, help="Samples in a batch, for --shuffle-quality.")
+        int, Option(names=("--batch-size",), least=2, help="Samples in a batch, for --shuffle-quality.")
     ] = 256,
     stores: Annotated[
         bool,
-        Option("--stores", help="Estimate size and loading rate of each `fastload pack --store` here; takes seconds."),
+        Option(
+            names=("--stores",),
+            help="Estimate size and loading rate of each `fastload pack --store` here; takes seconds.",
+        ),
     ] = False,
 ) -> None:
     """Show what a file holds, how it lies on disk, and what makes it slow.
@@ -261,7 +266,14 @@ def _print_quality(found: ShuffleQuality) -> None:
 def preview(
     file: PackedName,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="PNG to write; by default FILE.png; of a URL, here.")
+        Path | None,
+        Option(
+            names=(
+                "--output",
+                "-o",
+            ),
+            help="PNG to write; by default FILE.png; of a URL, here.",
+        ),
     ] = None,
     count: Annotated[int | None, Option(help="Images to show; by default 40.")] = None,
     split: Annotated[str | None, Option(help="Show this split only.")] = None,
@@ -269,7 +281,7 @@ def preview(
     rows: Annotated[
         Any, Option(parser=parse_rows, metavar="N,N", help="Show these rows, as `batch.rows` has them.")
     ] = None,
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace an output that exists.")] = False,
+    overwrite: Annotated[bool, Option(names=("--overwrite",), help="Replace an output that exists.")] = False,
 ) -> None:
     """Draw a contact sheet of a file: images, labels, masks, boxes, landmarks."""
     if rows and count is not None:

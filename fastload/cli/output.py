@@ -26,8 +26,8 @@ from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
     from fastload.estimate import EncodingEstimates
+    from fastload.options.pack import Progress
     from fastload.pack import PackReport
-    from fastload.pack.pack_options import Progress
     from fastload.timing.results import Measured
 
 

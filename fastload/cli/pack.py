@@ -6,12 +6,11 @@ import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from fastload.cli.arguments import parse_bytes, parse_names, parse_path, parse_size
-from fastload.cli.command_line import Argument, Option
+from fastload.cli.command_line import Argument, Given
 from fastload.cli.output import (
     CONTINUES,
     bold,
@@ -25,12 +24,14 @@ from fastload.cli.output import (
     print_written,
     progress_bar,
 )
+from fastload.options import Option
+from fastload.options.pack import SHARDS, PackCall, pack_call
+from fastload.options.parse import parse_path
 from fastload.system.advice import advice
 from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
     from fastload.pack import PackReport
-    from fastload.pack.pack_options import PackCall
     from fastload.pack.plan_file import PlanFile
 
 
@@ -39,145 +40,17 @@ NO_IMAGES = "samples without images"
 
 _OF_A_SHARD = ("source", "output", "shard_index", "num_shards", "workers", "overwrite")  # options of `--shard-index`
 
-READ, SIZE, MASKS, STORE, SHARDS = (
-    "What to read",
-    "Size and channels",
-    "Masks and boxes",
-    "Encoding and order",
-    "Shards, and packing on several machines",
-)
-
-Masks = Annotated[
-    Literal["auto", "none", "semantic", "instance", "panoptic"],
-    Option(metavar="KIND", group=MASKS, help="auto, none, semantic, instance or panoptic; may be drawn."),
-]
-
 
 def pack(
     context: click.Context,
     source: Annotated[
         Any,
-        Argument(
-            "SRC",
-            parser=parse_path,
-            help="Folder, .zip, .tar, table or array file; a URL; torchvision:NAME; hf:NAME.",
-        ),
+        Argument("SRC", "Folder, .zip, .tar, table or array file; a URL; torchvision:NAME; hf:NAME.", parse_path),
     ],
-    output: Annotated[
-        Any, Argument("OUT.h5", parser=parse_path, help="File to write, or its URL; --dry-run needs none.")
-    ] = None,
-    layout: Annotated[
-        str | None, Option(metavar="NAME", group=READ, help="Layout of SRC, else recognised; see `fastload layouts`.")
-    ] = None,
-    labels: Annotated[
-        Any,
-        Option(
-            parser=parse_names,
-            metavar="A,B",
-            group=READ,
-            help="Columns with the labels; of folders: top, deepest, last, names or none.",
-        ),
-    ] = "",
-    image_column: Annotated[str, Option(metavar="NAME", group=READ, help="Column of a table with the images.")] = "",
-    split_column: Annotated[str, Option(metavar="NAME", group=READ, help="Column of a table with the split.")] = "",
-    captions: Annotated[
-        str, Option(metavar="all|none|N", group=READ, help="Texts of images: all, none, or cut to N bytes.")
-    ] = "all",
-    root: Annotated[
-        Any, Option(parser=parse_path, metavar="PATH", group=READ, help="Folder of a table's paths, or of torchvision.")
-    ] = None,
-    download: Annotated[
-        bool, Option("--download", group=READ, help="Let torchvision download missing files to --root.")
-    ] = False,
-    limit: Annotated[int | None, Option(group=READ, help="Pack only N images, spread over SRC.")] = None,
-    size: Annotated[
-        Any,
-        Option(parser=parse_size, metavar="S|HxW", group=SIZE, help="Bring every image to this height x width."),
-    ] = None,
-    fit: Annotated[
-        Literal["crop", "pad", "stretch"],
-        Option(metavar="HOW", group=SIZE, help="How --size does it: crop, pad or stretch."),
-    ] = "crop",
-    max_size: Annotated[
-        int | None, Option(metavar="S", group=SIZE, help="Shrink images until their shorter side is S or less.")
-    ] = None,
-    mode: Annotated[
-        Literal["rgb", "gray", "rgba"] | None,
-        Option(metavar="MODE", group=SIZE, help="rgb, gray or rgba; by default gray if all images are."),
-    ] = None,
-    bits: Annotated[
-        Any,
-        Option(parser=int, metavar="8|16", group=SIZE, help="8 keeps the high byte of 16; 16 needs 16-bit images."),
-    ] = None,
-    masks: Masks = "auto",
-    mask_size: Annotated[
-        Literal["same", "image"],
-        Option(metavar="SIZE", group=MASKS, help="same; image: resize masks of one shape to the images."),
-    ] = "same",
-    mask_values: Annotated[
-        str,
-        Option(
-            metavar="V[=NAME],...",
-            group=MASKS,
-            help="Values that are classes 0, 1, ...; keep; auto: 255 is 1.",
-        ),
-    ] = "auto",
-    mask_files: Annotated[
-        str, Option(metavar="PATTERN", group=MASKS, help="Paths of the masks, where there are several kinds.")
-    ] = "",
-    palette: Annotated[
-        Path | None, Option(metavar="FILE", group=MASKS, help="Colours of classes: lines of r,g,b,name, or CVAT's.")
-    ] = None,
-    ignore_index: Annotated[
-        str | None, Option(metavar="V|NAME", group=MASKS, help="Value or class of masks that means no class.")
-    ] = None,
-    boxes: Annotated[
-        Literal["auto", "xyxy", "xywh", "cxcywh", "yxyx"],
-        Option(metavar="FORM", group=MASKS, help="A box's numbers: auto, xyxy, xywh, cxcywh or yxyx."),
-    ] = "auto",
-    boxes_of: Annotated[
-        Literal["auto", "upright", "stored", "declared"],
-        Option(
-            metavar="IMAGE",
-            group=MASKS,
-            help="Boxes and masks are of the upright image, of the stored one, before EXIF turns it, or of the "
-            "declared size.",
-        ),
-    ] = "auto",
-    outside_boxes: Annotated[
-        Literal["refuse", "clip", "keep"],
-        Option(metavar="DO", group=MASKS, help="refuse, clip or keep boxes that reach out of their image."),
-    ] = "refuse",
-    store: Annotated[
-        str | None,
-        Option(metavar="HOW", group=STORE, help="raw, jpeg[:Q], source (SRC's own JPEGs) or mixed:F; see --dry-run."),
-    ] = None,
-    codec: Annotated[
-        str, Option(metavar="NAME", group=STORE, help="Lossless: none, gzip[:L], zstd[:L]; auto: gzip for some masks.")
-    ] = "auto",
-    chunk_bytes: Annotated[
-        Any,
-        Option(parser=parse_bytes, metavar="BYTES", group=STORE, help="Approximate size of a chunk, as 8MiB or 512K."),
-    ] = "8MiB",
-    shuffle: Annotated[
-        bool,
-        Option("--shuffle/--no-shuffle", group=STORE, help="Shuffle rows within each split, or keep SRC's order."),
-    ] = True,
-    seed: Annotated[int, Option(group=STORE, help="Seed of the order of rows.")] = 0,
-    shards: Annotated[int | None, Option(group=SHARDS, help="Write N files, and OUT.h5 as an index over them.")] = None,
-    shard_bytes: Annotated[
-        Any,
-        Option(parser=parse_bytes, metavar="BYTES", group=SHARDS, help="Write files of about this size, and an index."),
-    ] = None,
-    spread: Annotated[int, Option(group=SHARDS, help="Spread these files over N folders.")] = 0,
-    engine: Annotated[
-        Literal["ray"] | None, Option(group=SHARDS, help="Pack the shards on the nodes of a Ray cluster.")
-    ] = None,
-    address: Annotated[
-        str | None, Option(metavar="WHERE", group=SHARDS, help="Of the cluster: auto, local, or HOST:PORT.")
-    ] = None,
+    options: Annotated[dict[str, Any], Given(PackCall)],
+    output: Annotated[Any, Argument("OUT.h5", "File to write, or its URL; --dry-run needs none.", parse_path)] = None,
     plan: Annotated[
-        bool, Option("--plan", group=SHARDS, help="Only write OUT.h5.plan, by which machines pack shards.")
+        bool, Option(names=("--plan",), group=SHARDS, help="Only write OUT.h5.plan, by which machines pack shards.")
     ] = False,
     shard_index: Annotated[
         int | None,
@@ -186,20 +59,8 @@ def pack(
     num_shards: Annotated[
         int | None, Option(group=SHARDS, help="How many such processes there are, by default one a shard.")
     ] = None,
-    workers: Annotated[int | None, Option(help="Processes that decode, by default one per CPU.")] = None,
-    on_error: Annotated[
-        Literal["fail", "skip"], Option(help="Stop at an image that cannot be read, or leave it out.")
-    ] = "fail",
-    strict: Annotated[bool, Option("--strict", help="Leave out JPEGs that libjpeg warns of, as damaged.")] = False,
-    allow_large_images: Annotated[
-        bool, Option("--allow-large-images", help="Pack images above 178,956,970 pixels, too.")
-    ] = False,
-    overwrite: Annotated[
-        bool, Option("--overwrite", help="Replace an existing output, or another unfinished pack.")
-    ] = False,
-    parents: Annotated[bool, Option("--parents", help="Make the folder of OUT.h5 where there is none.")] = False,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Only show what would be packed, and what each --store takes.")
+        bool, Option(names=("--dry-run",), help="Only show what would be packed, and what each --store takes.")
     ] = False,
 ) -> None:
     """Pack a dataset of images into one HDF5 file.
@@ -214,20 +75,11 @@ def pack(
     of_plan = shard_index is not None or num_shards is not None
     with one_line_errors("interrupted." if dry_run or of_plan else CONTINUES):
         if of_plan:
-            _pack_shards(context, source, output, shard_index, num_shards, workers, overwrite)
+            _pack_shards(context, source, output, shard_index, num_shards, options["workers"], options["overwrite"])
             return
         from fastload.pack import run_pack, run_plan
-        from fastload.pack.pack_options import pack_call
 
-        call = pack_call(
-            source, output, layout=layout, masks=masks, mask_size=mask_size, mask_values=mask_values, palette=palette,
-            ignore_index=ignore_index, mask_files=mask_files, labels=labels, image_column=image_column,
-            split_column=split_column, captions=captions, root=root, boxes=boxes, boxes_of=boxes_of, download=download,
-            size=size, fit=fit, mode=mode, bits=bits, store=store, max_size=max_size, codec=codec, workers=workers,
-            seed=seed, shuffle=shuffle, chunk_bytes=chunk_bytes, shards=shards, shard_bytes=shard_bytes, spread=spread,
-            engine=engine, address=address, limit=limit, outside_boxes=outside_boxes, on_error=on_error, strict=strict,
-            allow_large_images=allow_large_images, overwrite=overwrite, parents=parents,
-        )  # fmt: skip
+        call = pack_call(source, output, options)
         if dry_run:
             _survey(call, source, named=named)
         elif plan:
@@ -237,7 +89,7 @@ def pack(
         else:
             with progress_bar() as progress:
                 report = run_pack(replace(call, progress=progress))
-            print_packed(report, overwrite=overwrite)
+            print_packed(report, overwrite=call.overwrite)
 
 
 def _pack_shards(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from fastload.cli.arguments import AsJson, BatchSize, Device, Force, ImageFile, Report, Size, Split
-from fastload.cli.command_line import Option
+from fastload.cli.arguments import AsJson, Force, ImageFile, Report
+from fastload.cli.command_line import Given
 from fastload.cli.output import (
     bold,
     check_report,
@@ -20,6 +20,8 @@ from fastload.cli.output import (
     progress_bar,
     show_result,
 )
+from fastload.options import from_arguments
+from fastload.options.measure import TuneOptions
 
 if TYPE_CHECKING:
     from fastload.profiling.tune.search import Tuned
@@ -27,28 +29,7 @@ if TYPE_CHECKING:
 
 def tune(
     file: ImageFile,
-    step: Annotated[
-        str | None,
-        Option(
-            metavar="STEP",
-            help="Find the cheapest arguments with which this step does not wait: resnet50, resnet18, tiny, or "
-            "sim:RATE, a simulated accelerator that takes RATE images/s. By default, find the fastest.",
-        ),
-    ] = None,
-    cpu_budget: Annotated[
-        str,
-        Option(
-            metavar="SHARE",
-            help="Share of this job's CPUs that loading may use, such as 40%, so that some is left to launch kernels; "
-            "includes a network that trains on the CPU.",
-        ),
-    ] = "100%",
-    batch_size: BatchSize = None,
-    seconds: Annotated[float, Option(help="Time for the whole search.")] = 30.0,
-    split: Split = None,
-    size: Size = None,
-    device: Device = None,
-    cold: Annotated[bool, Option("--cold", help="Drop FILE from the page cache before each trial.")] = False,
+    options: Annotated[dict[str, Any], Given(TuneOptions)],
     as_json: AsJson = False,
     report: Report = None,
     force: Force = False,
@@ -60,16 +41,13 @@ def tune(
     """
     with one_line_errors():
         check_report(report, force=force)
-        from fastload.profiling.tune.candidates import TuneOptions, parse_share
+        from fastload.options.measure import TuneOptions
 
-        asked = TuneOptions(
-            batch_size=batch_size, step=step, cpu_budget=parse_share(cpu_budget), seconds=seconds, split=split,
-            device=device, cold=cold, size=size,
-        )  # fmt: skip
+        asked = from_arguments(TuneOptions, options)
         from fastload.profiling.tune.search import Search
 
         search = Search(file, asked)
-        click.echo(f"up to {search.num_trials} trials in about {format_seconds(seconds)}", err=True)
+        click.echo(f"up to {search.num_trials} trials in about {format_seconds(asked.seconds)}", err=True)
         with progress_bar("trials") as progress:
             result = search.run(progress)
         show_result(

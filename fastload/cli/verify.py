@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from fastload.cli.arguments import AsJson, PackedName
-from fastload.cli.command_line import Option
 from fastload.cli.output import format_seconds, one_line, one_line_errors, print_error, print_json, progress_bar
+from fastload.options import Option
 from fastload.system.advice import advice
 from fastload.system.text import counted, format_bytes
 

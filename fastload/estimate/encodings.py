@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from fastload.estimate.rates import DiskRate, measure_disk, pixel_rate
 from fastload.estimate.sample import Encode, Sampled, row_bytes, take_sample
 from fastload.format.ragged import ENCODINGS, JPEG, EncodedRow
+from fastload.options.pack import EncodingOption, Progress
 from fastload.pack.decisions import RaggedPlan
-from fastload.pack.pack_options import EncodingOption, Progress
 from fastload.system.machine import available_cpus, available_memory
 from fastload.system.text import counted, format_bytes
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from fastload.errors import ImageError
 from fastload.format.ragged import EncodedRow
+from fastload.options.pack import EncodingOption, Progress
 from fastload.pack.decisions import RaggedPlan
 from fastload.pack.encode import RowEncoder
-from fastload.pack.pack_options import EncodingOption, Progress
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
 from fastload.system.threads import in_threads
 

@@ -16,9 +16,9 @@ from fastload.estimate.sample import row_maker, spread
 from fastload.format.codecs import NONE, Codec, has_zstd, parse_codec
 from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header, read_shard
 from fastload.format.ragged import RAW
+from fastload.options.pack import EncodingOption, Progress
 from fastload.pack.decisions import Form, RaggedPlan, jpegs_kept_and_made, row_sizes
 from fastload.pack.encode import HEADERS
-from fastload.pack.pack_options import EncodingOption, Progress
 from fastload.pack.survey import Survey
 from fastload.read.checked import close_readers
 from fastload.read.columns import open_columns

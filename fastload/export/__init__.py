@@ -17,25 +17,26 @@ import json
 import os
 import shutil
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Unpack
 
 import numpy as np
 
-from fastload.errors import FormatError, OptionError, OutputError, check_choice
-from fastload.export.plan import MANIFEST, ExportFormat, ExportLayout, plan_export, plan_format
+from fastload.errors import FormatError, OptionError, OutputError
+from fastload.export.plan import MANIFEST, plan_export, plan_format
 from fastload.export.table import fields_bytes, metadata_texts, sample_fields, sidecar_text, table_text
 from fastload.export.write import KEPT, Job, image_file, write_file, write_images, write_shards
 from fastload.format.header import PackedFile
 from fastload.format.writer import writer_name
-from fastload.pack.pack_options import Progress
+from fastload.options import from_arguments, takes
+from fastload.options.keywords import ExportKeywords
+from fastload.options.repack import Choice, ExportOptions
 from fastload.read.checked import close_readers
 from fastload.remote.opening import FileName, local_path, open_packed
-from fastload.repack.packed_listing import Choice, choose_rows, list_packed, regroup
+from fastload.repack.packed_listing import choose_rows, list_packed, regroup
 from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import first_few
@@ -77,33 +78,14 @@ class ExportReport:
     images_per_s: float
 
 
-def export_file(
-    file: FileName,
-    folder: str | Path,
-    *,
-    split: str | None = None,
-    layout: ExportLayout = "auto",
-    format: Literal["folder", "imagefolder", "webdataset", "hf", "png"] = "folder",
-    shard_bytes: int | None = None,
-    workers: int | None = None,
-    progress: Progress | None = None,
-) -> ExportReport:
+@takes(ExportOptions)
+def export_file(file: FileName, folder: str | Path, **options: Unpack[ExportKeywords]) -> ExportReport:
     """Writes the images of a packed file as files: those stored as JPEG as they are, all others as PNG.
 
     Args:
         file: a packed file or its URL, or another HDF5 file with a dataset `images`.
         folder: folder to make; if it exists, it must be empty or hold an unfinished export of the same file.
-        split: export only this split.
-        layout: "folder": class folders, inside folders of splits if there are several; "csv": the folder `images`,
-            `mask_images` if there are masks, and the table `manifest.csv` with everything else; "auto": folders if they
-            say everything. Only for format "folder".
-        format: "folder": files that `fastload pack` packs to the same rows, in every detail; "imagefolder": folders of
-            classes in folders of splits, for torchvision's ImageFolder; "webdataset": tar shards; "hf": an imagefolder
-            of Hugging Face, with a metadata.jsonl for each split. Notes name what a format leaves out. ("png", the only
-            one of releases before, is "folder".)
-        shard_bytes: limit for a shard of "webdataset", by default 1 GiB.
-        workers: threads that encode, by default one for each CPU.
-        progress: called with (stage, done, total).
+        {options}
 
     Raises:
         MissingFileError, FormatError: the file is not there, cannot be read, or holds no images.
@@ -112,32 +94,21 @@ def export_file(
         OutputError: the folder holds other files, or cannot be written.
     """
     started = time.perf_counter()
-    if format == "png":
-        warnings.warn('export_file(format="png") is format="folder" now.', DeprecationWarning, stacklevel=2)
-        format = "folder"
-    check_choice("format", format, get_args(ExportFormat))
-    for name, given, of in (("layout", layout != "auto", "folder"), ("shard-bytes", shard_bytes, "webdataset")):
-        if given and format != of:
-            raise OptionError(f"`--{name}` means nothing to the format {format}; it is for {of}. Leave it out.")
-    if shard_bytes is not None and shard_bytes < 1:
-        raise OptionError(f"shard_bytes={shard_bytes}: needs at least 1; 1 GiB is usual.")
-    threads = max(1, worker_count(workers))
+    asked = from_arguments(ExportOptions, options, of="export_file")
+    for name, given, of in (
+        ("layout", asked.layout != "auto", "folder"),
+        ("shard-bytes", asked.shard_bytes, "webdataset"),
+    ):
+        if given and asked.format != of:
+            raise OptionError(f"`--{name}` means nothing to the format {asked.format}; it is for {of}. Leave it out.")
+    threads = max(1, worker_count(asked.workers))
     local_path(folder, "is a URL, and images are exported to a folder of this machine. Give its path.")
     with open_packed(file) as header:
-        return _export(header, Path(folder), split, layout, format, shard_bytes, threads, progress, started)
+        return _export(header, Path(folder), asked, threads, started)
 
 
-def _export(
-    header: PackedFile,
-    folder: Path,
-    split: str | None,
-    layout: ExportLayout,
-    format: ExportFormat,
-    shard_bytes: int | None,
-    threads: int,
-    progress: Progress | None,
-    started: float,
-) -> ExportReport:
+def _export(header: PackedFile, folder: Path, asked: ExportOptions, threads: int, started: float) -> ExportReport:
+    split, layout, format = asked.split, asked.layout, asked.format
     listing = list_packed(header)[1]
     if listing.files is None:
         arrays = [name for name in header.fields if name not in ("split", "key", "digest", "digest_fields")]
@@ -155,7 +126,7 @@ def _export(
     job = Job(listing, plan, folder, header.path)
     # What must be the same for an export to be continued.
     same = {"release": writer_name(), "file": header.header_digest, "split": split, "layout": plan.layout}
-    identity = json.dumps({**same, "shard_bytes": shard_bytes}, sort_keys=True)
+    identity = json.dumps({**same, "shard_bytes": asked.shard_bytes}, sort_keys=True)
     _check_folder(job.folder, identity)
     notes = [*listing.notes, *plan.notes]
     if jpegs:
@@ -175,9 +146,9 @@ def _export(
         with _locked(job.folder, identity) as resumed:
             if format == "webdataset":
                 fields = sample_fields(listing, notes)
-                kept = write_shards(job, fields, shard_bytes or SHARD_BYTES, resumed, threads, progress)
+                kept = write_shards(job, fields, asked.shard_bytes or SHARD_BYTES, resumed, threads, asked.progress)
             else:
-                kept = write_images(job, resumed, threads, progress)
+                kept = write_images(job, resumed, threads, asked.progress)
                 notes += _write_tables(job)
             with output_errors(f"{job.folder}: cannot be completed ({{}}). {KEPT}"):
                 sync_files_below(job.folder)

@@ -16,6 +16,7 @@ import xxhash
 
 from fastload.errors import OptionError, check_choice
 from fastload.format.ragged import Column
+from fastload.options.repack import ExportFormat, ExportLayout
 from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, Listing, first_few
 
@@ -25,9 +26,6 @@ MAX_DEPTH = 16
 
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f-\x9f<>:"|?*\\/]')
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
-
-ExportLayout = Literal["auto", "folder", "csv"]
-ExportFormat = Literal["folder", "imagefolder", "webdataset", "hf"]
 
 _PNG = ".png"
 IMAGES, MASKS, MANIFEST = "images", "masks", "manifest.csv"

@@ -21,7 +21,7 @@ from fastload.format.digests import row_digest
 from fastload.format.ragged import JPEG
 from fastload.images.decode import decode_image
 from fastload.images.fit import Target
-from fastload.pack.pack_options import Progress
+from fastload.options.pack import Progress
 from fastload.read.checked import CHANGED
 from fastload.repack.packed_rows import RaggedRows, RowByRow
 from fastload.sources.listing import Arrays, Listing

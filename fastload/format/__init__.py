@@ -90,3 +90,6 @@ the limit on open files keeps it from opening, and says nothing.
 read through h5py. External links and storage, virtual datasets, object types and offsets outside the file are refused;
 nothing is ever unpickled.
 """
+
+CHUNK_BYTES = 8 * 2**20
+"""Intended bytes of a chunk: enough for any disk to be fast, and small enough to read 16 of them at once."""

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FormatError, OptionError, SourceError
+from fastload.format import CHUNK_BYTES
 from fastload.format.codecs import CODEC_CHUNK_BYTES
 from fastload.format.digests import attributes
 from fastload.format.header import (
@@ -36,7 +37,7 @@ from fastload.format.header import (
 from fastload.format.ragged import RaggedExtent, ragged_offsets
 from fastload.format.shards import INDEX_VERSION, Shards, create_index, index_digest
 from fastload.format.texts import is_text
-from fastload.format.writer import CHUNK_BYTES, chunk_rows_for, new_file, scratch_file, set_attrs, writer_name
+from fastload.format.writer import chunk_rows_for, new_file, scratch_file, set_attrs, writer_name
 from fastload.system.files import is_below, read_bytes
 from fastload.system.text import first_few
 

@@ -25,14 +25,13 @@ import numpy as np
 from h5py import h5d, h5f, h5p, h5s, h5t, h5z
 
 from fastload.errors import FormatError
+from fastload.format import CHUNK_BYTES
 from fastload.format.codecs import NONE, Codec
 from fastload.format.digests import header_digest, linear_offset, row_digests
 from fastload.format.header import IMAGES_OFFSET
 from fastload.format.ragged import Column
 
 DISTRIBUTION = "fastload-hdf5"  # on the package index; `fastload` there is another project
-CHUNK_BYTES = 8 * 2**20
-"""Intended bytes of a chunk: enough for any disk to be fast, and small enough to read 16 of them at once."""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ from fastload.format.ragged import JPEG, Column
 from fastload.images.decode import decoder_versions
 from fastload.images.decode_part import decode_row
 from fastload.images.fit import Fit, Target
+from fastload.options.pack import EncodingOption, PackOptions
 from fastload.pack.coordinates import as_upright, has_coordinates, with_clipped_boxes, with_moved_coordinates
 from fastload.pack.decisions import RaggedPlan, jpegs_kept_and_made
 from fastload.pack.encode import RowEncoder
-from fastload.pack.pack_options import EncodingOption, PackOptions, is_joined, of_file_options
+from fastload.pack.pack_options import is_joined, of_file_options
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import read_headers

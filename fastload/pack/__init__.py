@@ -15,7 +15,6 @@ Imports `sources`, `images`, `format` and below, and in `unpacked` also `read`; 
 
 from __future__ import annotations
 
-import inspect
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,40 +22,29 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Unpack, get_args
 
 import numpy as np
 
 from fastload.errors import OptionError, PackError, check_choice, check_whole
-from fastload.format.writer import CHUNK_BYTES
+from fastload.options import takes
+from fastload.options.keywords import PackKeywords
+from fastload.options.pack import OnError, PackCall, PackOptions, Progress, pack_call
 from fastload.pack.begin import begin_or_resume, discard, free_bytes
 from fastload.pack.engine import make_rows
 from fastload.pack.finish import PackReport, finish, finished_report
 from fastload.pack.journal import Journal
 from fastload.pack.on_engine import check_nodes, headers_on, pack_on
 from fastload.pack.output_url import check_url, disk_of, packed_at, was_packed
-from fastload.pack.pack_options import (
-    KEPT,
-    Bits,
-    Fit,
-    Mode,
-    OutsideBoxes,
-    PackCall,
-    PackJob,
-    PackOptions,
-    Progress,
-    checked_output,
-    journal_path,
-    pack_call,
-)
+from fastload.pack.pack_options import KEPT, PackJob, checked_output, journal_path
 from fastload.pack.plan_file import PlanFile, index_shards, pack_planned, planned_file, write_plan
 from fastload.pack.pool import PackPool
 from fastload.pack.shards import ShardOptions, ShardPlan, joined_report, pack_shards, plan_shards
 from fastload.pack.survey import Survey, survey_listing
 from fastload.remote.options import Remote
 from fastload.remote.paths import ObjectPath, path_of, requests_as
-from fastload.sources.listing import BoxesOf, BoxForm, Listing, MasksWanted, OnError, only_arrays
-from fastload.sources.mask_classes import MaskSize, with_mask_options
+from fastload.sources.listing import Listing, only_arrays
+from fastload.sources.mask_classes import with_mask_options
 from fastload.sources.open_tree import open_tree
 from fastload.system.files import output_errors
 from fastload.system.machine import worker_count
@@ -76,51 +64,8 @@ __all__ = [
 ]
 
 
-def pack_images(
-    source: str | Path | Sequence[Any],
-    output: str | Path,
-    *,
-    layout: str | None = None,
-    masks: MasksWanted = "auto",
-    mask_size: MaskSize = "same",
-    mask_values: str = "auto",
-    palette: str | Path | None = None,
-    ignore_index: int | str | None = None,
-    mask_files: str = "",
-    labels: Sequence[str] = (),
-    image_column: str = "",
-    split_column: str = "",
-    captions: str = "all",
-    root: str | Path | None = None,
-    boxes: BoxForm = "auto",
-    boxes_of: BoxesOf = "auto",
-    download: bool = False,
-    size: int | tuple[int, int] | None = None,
-    fit: Fit = "crop",
-    mode: Mode | None = None,
-    bits: Bits | None = None,
-    store: str | None = None,
-    max_size: int | None = None,
-    codec: str = "auto",
-    workers: int | None = None,
-    seed: int = 0,
-    shuffle: bool = True,
-    chunk_bytes: int = CHUNK_BYTES,
-    shards: int | None = None,
-    shard_bytes: int | None = None,
-    spread: int = 0,
-    engine: Literal["ray"] | None = None,
-    address: str | None = None,
-    limit: int | None = None,
-    outside_boxes: OutsideBoxes = "refuse",
-    on_error: OnError = "fail",
-    strict: bool = False,
-    allow_large_images: bool = False,
-    overwrite: bool = False,
-    parents: bool = False,
-    remote: Remote | None = None,
-    progress: Progress | None = None,
-) -> PackReport:
+@takes(PackCall)
+def pack_images(source: str | Path | Sequence[Any], output: str | Path, **options: Unpack[PackKeywords]) -> PackReport:
     """Packs a dataset of images into one HDF5 file.
 
     The same call continues an interrupted one: chunks that are packed already are checked and kept.
@@ -135,67 +80,7 @@ def pack_images(
         output: the file to make. Until it is complete, `.part` and `.journal` files lie next to it, and for a time
             `.masks` and `.meta`. Or its URL: it is made in a folder `pack-...` in `remote.cache`, each shard by
             itself, then uploaded, and removed there.
-        layout: name of the layout; recognised by default.
-        masks: "auto": masks that are there as files; "none"; "semantic" or "instance": masks of this kind, drawn from
-            polygons if the layout has no files of them; "panoptic": COCO's, with columns of their segments.
-        mask_size: "same": masks have the size of their images; "image": masks with the proportions of their images,
-            within 1 %, are resized to it, each value the nearest one.
-        mask_values: which values of masks are which classes, in order, such as "0,255" or "0=background,255=person";
-            they become 0, 1, ...; "keep": values stay; "auto": masks of 0 and 255 become 0 and 1, others stay.
-        palette: file with the colour of each class (red, green, blue, name), for masks of colours.
-        ignore_index: the value of masks, or the class of the palette, that means no class; it becomes the file's
-            `ignore_index`, 255 unless the dataset has one.
-        mask_files: pattern of the paths of the masks, in which `*` stands for any characters, where images have several
-            kinds of them, such as `semantic/*`; by default found by their names.
-        labels: columns of a table that hold labels; by default those with a usual name.
-        image_column: column of a table that names or holds the images.
-        split_column: column of a table that names the split.
-        captions: "all": texts of images are packed as `caption`; "none"; or the most bytes of one, such as "512":
-            longer ones are cut.
-        root: folder that a table's paths are relative to, or that torchvision's data lie in.
-        download: let torchvision fetch missing files into `root`.
-        boxes: form of the boxes in a table or in COCO's files: "xyxy" (two corners; "yxyx": y before x), "xywh" (a
-            corner, width and height), "cxcywh" (the middle, width and height); by default what the format says.
-        boxes_of: which image boxes, points, polygons and masks were drawn on: "upright", as it is packed; "stored", as
-            its file stores it, before its EXIF orientation turns it; "declared", of the size that the annotations
-            declare and that the file has no more, so that they are scaled. By default "upright", and an image of
-            another size than declared, or that EXIF turns while its mask fits before and after, is an error, or with
-            on_error "skip" left out.
-        size: height and width of every image, one number for a square; by default each image keeps its size.
-        fit: "crop": resize to cover, cut the middle out; "pad": resize to fit inside, black around; "stretch".
-        mode: "rgb", "gray" or "rgba" converts; by default gray if all images are gray, else RGB.
-        bits: 8 keeps the high byte of 16-bit images, 16 requires them; by default 16 if all images have them.
-        store: "raw": pixels, the default; "jpeg" or "jpeg:QUALITY": every image encoded as JPEG; "source": the bytes
-            of the file where it is a JPEG, without a second loss unless `max_size` makes it smaller; "mixed:FRACTION":
-            this fraction of the rows as JPEG, the others as pixels.
-        max_size: limit for an image's shorter side in pixels; larger images are resized to it. Not with `size`. A JPEG
-            resized under store="source" is encoded again, with quality 90.
-        codec: lossless compression of all but JPEG: "none", "gzip[:LEVEL]", "zstd[:LEVEL]"; "auto": zstd for masks if
-            it makes them half as large.
-        workers: processes that decode, by default one for each CPU; 0 decodes in this process.
-        seed: seed of the order of rows.
-        shuffle: shuffle rows within each split; False keeps the order of the source.
-        chunk_bytes: the size that chunks should have.
-        shards: write so many files, OUT-00000-of-0000N.h5 and so on, and the output as an index over them, which is
-            read as one dataset.
-        shard_bytes: the same, with as many files as give each about this size.
-        spread: put these files into so many folders in the output's folder; 0: into that folder itself.
-        engine: "ray": read headers and pack the files on the nodes of a Ray cluster, which see source and output.
-        address: of that cluster; None: the cluster that this machine belongs to; "local": this machine alone.
-        limit: pack only so many samples, spread evenly over the source.
-        outside_boxes: boxes that reach out of their image by more than a pixel: "refuse": an error, or with on_error
-            "skip" those images are left out; "clip": cut to the image; "keep": packed as they are.
-        on_error: "fail" stops at an image that cannot be decoded, "skip" leaves it out and lists it.
-        strict: leave out and list JPEGs that libjpeg warns of, as of corrupt data, though it can decode them; by
-            default they are packed, and listed. With store="source" this decodes all of them, which takes much longer.
-        allow_large_images: pack images above 178,956,970 pixels, too, which are refused by default: a file of a few
-            kB can claim to be one, and fill the memory. Of a JPEG a half, a quarter or an eighth of the size is decoded
-            where `size` or `max_size` allow it; other files need up to 16 bytes a pixel (64 with 16 bits a channel),
-            and are refused where a worker's share of the memory does not suffice.
-        overwrite: replace an output that exists, and discard an unfinished pack of something else.
-        parents: make the output's folder where it does not exist.
-        remote: how objects of a source or an output behind a URL are requested; None: `Remote()`.
-        progress: called with (stage, done, total).
+        {options}
 
     Raises:
         SourceError: the source cannot be packed as it is.
@@ -205,18 +90,7 @@ def pack_images(
         ResumeError: an unfinished pack of another source, option or release is in the way.
         PackError: a worker died, or another process packs to the same output.
     """
-    return run_pack(
-        pack_call(
-            source, output, layout=layout, masks=masks, mask_size=mask_size, mask_values=mask_values, palette=palette,
-            ignore_index=ignore_index, mask_files=mask_files, labels=labels, image_column=image_column,
-            split_column=split_column, captions=captions, root=root, boxes=boxes, boxes_of=boxes_of, download=download,
-            size=size, fit=fit, mode=mode, bits=bits, store=store, max_size=max_size, codec=codec, workers=workers,
-            seed=seed, shuffle=shuffle, chunk_bytes=chunk_bytes, shards=shards, shard_bytes=shard_bytes, spread=spread,
-            engine=engine, address=address, limit=limit, outside_boxes=outside_boxes, on_error=on_error, strict=strict,
-            allow_large_images=allow_large_images, overwrite=overwrite, parents=parents, remote=remote,
-            progress=progress,
-        )
-    )  # fmt: skip
+    return run_pack(pack_call(source, output, options))
 
 
 def run_pack(call: PackCall) -> PackReport:
@@ -237,7 +111,8 @@ def run_pack(call: PackCall) -> PackReport:
         return pack_shards(*_planned(call), partial(pack_listing, workers=call.workers), started)
 
 
-def plan_images(source: str | Path | Sequence[Any], output: str | Path, **options: Any) -> PlanFile:
+@takes(PackCall)
+def plan_images(source: str | Path | Sequence[Any], output: str | Path, **options: Unpack[PackKeywords]) -> PlanFile:
     """Lists and surveys a dataset, and writes how it is packed as shards to `OUT.h5.plan`, for `pack_shard`.
 
     Args:
@@ -250,9 +125,7 @@ def plan_images(source: str | Path | Sequence[Any], output: str | Path, **option
         OptionError: an option is not accepted, or other machines cannot read the source.
         OutputError: the plan exists, or cannot be written.
     """
-    bound = inspect.signature(pack_images).bind(source, output, **options)
-    bound.apply_defaults()
-    return run_plan(pack_call(**bound.arguments))
+    return run_plan(pack_call(source, output, options))
 
 
 def run_plan(call: PackCall) -> PlanFile:

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from fastload.errors import OptionError, SourceError
 from fastload.images.fit import Target, moved_coordinates, turned_coordinates
 from fastload.images.image_header import probe_image
+from fastload.options.pack import BoxesOf, BoxForm, PackOptions
 from fastload.pack.decisions import fitted_sizes
-from fastload.pack.pack_options import PackOptions
 from fastload.sources.box_forms import REACH, box_fits, reaches_out
-from fastload.sources.listing import BoxesOf, BoxForm, Files, Listing, first_few
+from fastload.sources.listing import Files, Listing, first_few
 
 REACHES_OUT = "reaches out of its image"
 """Why an image whose boxes do so is refused."""

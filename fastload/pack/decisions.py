@@ -20,7 +20,7 @@ from fastload.format.codecs import NONE, Codec, parse_codec
 from fastload.format.ragged import MAX_ROW_BYTES
 from fastload.images.fit import Target
 from fastload.images.image_header import KINDS
-from fastload.pack.pack_options import Bits, EncodingOption, Mode, PackOptions
+from fastload.options.pack import Bits, EncodingOption, Mode, PackOptions
 from fastload.sources.listing import Listing, first_few
 from fastload.system.advice import advice
 

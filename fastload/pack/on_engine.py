@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from fastload.errors import FastloadError, PackError
 from fastload.format.writer import writer_name
 from fastload.images.decode import decoder_versions
+from fastload.options.pack import Progress
 from fastload.pack.encode import HEADERS, Headers, announce_samples, headers_of
 from fastload.pack.finish import PackReport
 from fastload.pack.output_url import found_object, probe_of
-from fastload.pack.pack_options import PackJob, Progress
+from fastload.pack.pack_options import PackJob
 from fastload.pack.plain import from_bytes, to_bytes
 from fastload.pack.plan_file import PlanFile
 from fastload.remote.options import Remote

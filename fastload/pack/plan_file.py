@@ -33,11 +33,12 @@ from fastload.errors import (
 )
 from fastload.format.writer import writer_name
 from fastload.images.decode import decoder_versions
+from fastload.options.pack import Progress
 from fastload.pack.begin import remove
 from fastload.pack.finish import PackReport
 from fastload.pack.index import IndexReport, index_packed
 from fastload.pack.output_url import check_url, exists, found_object, remove_empty, remove_output, upload, work_folder
-from fastload.pack.pack_options import KEPT, PackJob, Progress, output_exists
+from fastload.pack.pack_options import KEPT, PackJob, output_exists
 from fastload.pack.plain import from_bytes, to_bytes
 from fastload.pack.shards import ShardPlan, is_shard, kept_shard, shard_path
 from fastload.remote.options import Remote, is_url

@@ -25,6 +25,7 @@ from fastload.format.ragged import INDEX_DTYPES, index_names, ragged_offsets
 from fastload.format.writer import PixelSpec, chunk_rows_for
 from fastload.images.fit import Target
 from fastload.images.image_header import KINDS, header_of_pixels
+from fastload.options.pack import PackOptions, Progress
 from fastload.pack.coordinates import (
     DECLARED,
     EITHER_WAY,
@@ -60,7 +61,7 @@ from fastload.pack.encode import (
     announce_samples,
     bytes_of,
 )
-from fastload.pack.pack_options import PackJob, PackOptions, Progress
+from fastload.pack.pack_options import PackJob
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.plan import permute

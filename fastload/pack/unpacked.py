@@ -29,10 +29,10 @@ from fastload.errors import FastloadError, FileChangedError, ImageError, OptionE
 from fastload.format.header import Field, FileIdentity, PackedFile, RaggedField, open_hdf5
 from fastload.format.ragged import JPEG, RaggedExtent, common_shape
 from fastload.format.shards import Shards
-from fastload.pack import PackOptions, Survey, survey_source
+from fastload.options.pack import PackOptions, parse_encoding
+from fastload.pack import Survey, survey_source
 from fastload.pack.decisions import jpegs_kept_and_made, row_sizes
 from fastload.pack.encode import RowEncoder, reason_of
-from fastload.pack.pack_options import parse_encoding
 from fastload.pack.pool import BackgroundPack
 from fastload.read.rows import Rows
 from fastload.read.store import Store

@@ -15,35 +15,33 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import xxhash
 
 from fastload.errors import OptionError, OutputError, ResumeError, SourceError, typed
+from fastload.format import CHUNK_BYTES
 from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, parse_codec
 from fastload.format.header import PackedFile, read_header
-from fastload.format.writer import CHUNK_BYTES, dump_options
-from fastload.pack import PackJob, PackOptions, PackReport, pack_listing
+from fastload.format.writer import dump_options
+from fastload.options import from_arguments, takes
+from fastload.options.keywords import AppendKeywords, MergeKeywords, RepackKeywords
+from fastload.options.pack import EncodingOption, PackOptions
+from fastload.options.repack import AppendOptions, MergeOptions, RepackOptions
+from fastload.pack import PackJob, PackReport, pack_listing
 from fastload.pack.finish import finished_report
 from fastload.pack.journal import Journal, source_table
-from fastload.pack.pack_options import (
-    EncodingOption,
-    Progress,
-    checked_output,
-    is_joined,
-    journal_path,
-    of_file_options,
-)
+from fastload.pack.pack_options import checked_output, is_joined, journal_path, of_file_options
 from fastload.read.checked import close_readers
 from fastload.read.columns import open_columns
 from fastload.read.identity import check_path
 from fastload.remote.opening import FileName, local_path, open_packed
 from fastload.remote.options import is_url
 from fastload.repack.merge import list_merged
-from fastload.repack.packed_listing import Choice, choose_rows, list_packed, pack_options, regroup, without_damaged
+from fastload.repack.packed_listing import choose_rows, list_packed, pack_options, regroup, without_damaged
 from fastload.repack.packed_rows import RaggedRows, RowByRow, undecodable
-from fastload.sources.listing import Listing, OnError, first_few
+from fastload.sources.listing import Listing, first_few
 from fastload.sources.mask_classes import with_mask_options
 from fastload.system.text import text_of
 
@@ -55,21 +53,9 @@ _OWN_OPTIONS = ("layout", "workers", "on-error")  # of `fastload append`
 _CODEC_OF_FILTER = {"deflate": "gzip", "zstd": "zstd"}
 
 
-def repack_file(
-    file: FileName,
-    output: str | Path,
-    *,
-    chunk_bytes: int | None = None,
-    shuffle: bool = False,
-    seed: int = 0,
-    codec: str = "keep",
-    choice: Choice | None = None,
-    workers: int | None = None,
-    on_error: OnError = "fail",
-    overwrite: bool = False,
-    progress: Progress | None = None,
-) -> PackReport:
-    """Writes some or all rows of a packed file as a new one.
+@takes(RepackOptions)
+def repack_file(file: FileName, output: str | Path, **options: Unpack[RepackKeywords]) -> PackReport:
+    """Writes some or all rows of a packed file as a new one: rows that meet every condition given, or all.
 
     Classes and their names stay as they are, even if a class has no row left. Rows of another tool's file lie back to
     back in the new one.
@@ -77,20 +63,7 @@ def repack_file(
     Args:
         file: a packed file or its URL, or another HDF5 file with a dataset `images`.
         output: the file to make.
-        chunk_bytes: the size that chunks should have; by default as in the file, if it is a packed one, or 64 KiB with
-            another codec for rows of one size.
-        shuffle: shuffle rows within each split; by default they keep their order.
-        seed: seed of that shuffle.
-        codec: "keep": compressed rows stay compressed; "none": they are decompressed; "gzip" or "zstd", with or
-            without a level, 0 to 9 ("gzip:4") or 1 to 19 ("zstd:3"). Of rows of varying length, "zstd" compresses those
-            that are pixels. JPEGs always stay as they are.
-        choice: which rows; by default all.
-        workers: processes that compress, by default one for each CPU; one thread copies, and compresses what comes of a
-            URL.
-        on_error: "fail" stops at a row that is not what was packed; "skip" leaves it out and lists it, also a JPEG
-            that was damaged before it was packed, which "fail" copies without decoding.
-        overwrite: replace an output that exists, and discard unfinished work on something else.
-        progress: called with (stage, done, total).
+        {options}
 
     Raises:
         MissingFileError, FormatError: the file is not there, or cannot be read.
@@ -98,35 +71,21 @@ def repack_file(
         OptionError: an option is not accepted for this file, or no row is left.
         OutputError, ResumeError, PackError: as pack_images.
     """
-    wanted = None if codec == "keep" else parse_codec(codec, besides=("keep",))
-    choice = choice or Choice()
+    asked = from_arguments(RepackOptions, options, of="repack_file")
+    wanted = None if asked.codec == "keep" else parse_codec(asked.codec, besides=("keep",))
     local_path(output, _WRITES_HERE)
     if not is_url(file):
         _check_not_input([Path(file)], Path(output))
     with open_packed(file) as header:
-        return _repack(
-            header, output, chunk_bytes, shuffle, seed, wanted, choice, workers, on_error, overwrite, progress
-        )
+        return _repack(header, Path(output), asked, wanted)
 
 
-def _repack(
-    header: PackedFile,
-    output: str | Path,
-    chunk_bytes: int | None,
-    shuffle: bool,
-    seed: int,
-    wanted: Codec | None,
-    choice: Choice,
-    workers: int | None,
-    on_error: OnError,
-    overwrite: bool,
-    progress: Progress | None,
-) -> PackReport:
+def _repack(header: PackedFile, output: Path, asked: RepackOptions, wanted: Codec | None) -> PackReport:
     damaged: list[int] = []
-    _, listing = list_packed(header, damaged if on_error == "skip" else None)
-    chosen, listing = without_damaged(header.path, listing, choose_rows(listing, choice, header.path), damaged)
+    _, listing = list_packed(header, damaged if asked.on_error == "skip" else None)
+    chosen, listing = without_damaged(header.path, listing, choose_rows(listing, asked.choice, header.path), damaged)
     in_order = bool(np.all(np.diff(chosen) > 0))
-    if chunk_bytes is None:
+    if (chunk_bytes := asked.chunk_bytes) is None:
         chunk_bytes = int(pack_options(header.attrs).get("chunk_bytes", CHUNK_BYTES))
         if wanted is None and _images_codec(header) != NONE:
             chunk_bytes = header.fields["images"].chunk_rows * header.fields["images"].row_bytes
@@ -135,29 +94,18 @@ def _repack(
     attrs = dict(listing.attrs)
     if len(chosen) < len(listing) or not in_order:
         joined = {"joined": True} if is_joined(attrs) else {}
-        attrs["repacked"] = dump_options({**choice.to_dict(), "rows": len(chosen), "of": len(listing), **joined})
-    if not shuffle and not in_order:
+        attrs["repacked"] = dump_options({**asked.choice.to_dict(), "rows": len(chosen), "of": len(listing), **joined})
+    if not asked.shuffle and not in_order:
         attrs |= {"shuffled": False, "seed": 0}
     part = regroup(replace(listing, attrs=attrs), chosen)
-    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
-    job = PackJob(header.name, Path(output), part, options, on_error, overwrite, progress)
+    options = PackOptions(seed=asked.seed if asked.shuffle else 0, shuffle=asked.shuffle, chunk_bytes=chunk_bytes)
+    job = PackJob(header.name, output, part, options, asked.on_error, asked.overwrite, asked.progress)
     # A fork, or a worker that the rows are sent to, has no client of an object store.
-    return _write(job, [header], wanted, workers if header.remote is None else 0)
+    return _write(job, [header], wanted, asked.workers if header.remote is None else 0)
 
 
-def merge_files(
-    files: Sequence[str | Path],
-    output: str | Path,
-    *,
-    chunk_bytes: int = CHUNK_BYTES,
-    shuffle: bool = False,
-    seed: int = 0,
-    codec: str = "keep",
-    workers: int | None = None,
-    on_error: OnError = "fail",
-    overwrite: bool = False,
-    progress: Progress | None = None,
-) -> PackReport:
+@takes(MergeOptions)
+def merge_files(files: Sequence[str | Path], output: str | Path, **options: Unpack[MergeKeywords]) -> PackReport:
     """Writes the rows of several packed files as one.
 
     Splits are joined by name: train holds the first file's rows, then the second's, and so on. Where class names
@@ -166,33 +114,28 @@ def merge_files(
 
     Args:
         files: at least two packed files with the same fields, shapes and dtypes.
-        output, chunk_bytes, shuffle, seed, codec, workers, on_error, overwrite, progress: as `repack_file`.
+        output: the file to make.
+        {options}
 
     Raises:
         SourceError: two files differ in a way that one file cannot hold; or rows are damaged.
         OptionError, MissingFileError, FormatError, OutputError, ResumeError, PackError: as `repack_file`.
     """
+    asked = from_arguments(MergeOptions, options, of="merge_files")
     for name in (*files, output):
         local_path(name, _MERGES_HERE)
     _check_not_input(list(map(Path, files)), Path(output))
-    wanted = None if codec == "keep" else parse_codec(codec, besides=("keep",))
-    listing = list_merged(files, skip_damaged=on_error == "skip")
-    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
+    wanted = None if asked.codec == "keep" else parse_codec(asked.codec, besides=("keep",))
+    listing = list_merged(files, skip_damaged=asked.on_error == "skip")
+    packing = PackOptions(seed=asked.seed if asked.shuffle else 0, shuffle=asked.shuffle, chunk_bytes=asked.chunk_bytes)
     headers = [read_header(file) for file in files]
     names = ", ".join(header.path.name for header in headers)
-    job = PackJob(names, Path(output), listing, options, on_error, overwrite, progress)
-    return _write(job, headers, wanted, workers)
+    job = PackJob(names, Path(output), listing, packing, asked.on_error, asked.overwrite, asked.progress)
+    return _write(job, headers, wanted, asked.workers)
 
 
-def append_images(
-    output: str | Path,
-    source: str | Path,
-    *,
-    layout: str | None = None,
-    workers: int | None = None,
-    on_error: OnError = "fail",
-    progress: Progress | None = None,
-) -> PackReport:
+@takes(AppendOptions)
+def append_images(output: str | Path, source: str | Path, **options: Unpack[AppendKeywords]) -> PackReport:
     """Packs more images and appends them to a packed file, split by split, as one file in its place.
 
     They are packed with the options of the file, whose seed shuffles them among themselves; classes may be new ones.
@@ -203,16 +146,14 @@ def append_images(
     Args:
         output: the packed file.
         source: the dataset to add, as for `pack_images`.
-        layout: name of its layout; recognised by default.
-        workers: processes that decode, by default one for each CPU.
-        on_error: "fail" stops at an image that cannot be decoded, or at a damaged row; "skip" leaves it out.
-        progress: called with (stage, done, total).
+        {options}
 
     Raises:
         SourceError: the source cannot be packed, or its images do not fit the file's.
         MissingFileError, FormatError, OptionError, OutputError, ResumeError, PackError: as pack_images.
     """
     started = time.perf_counter()
+    asked = from_arguments(AppendOptions, options, of="append_images")
     local_path(output, "packed files of an object store are not written to. Append to the file it was copied from.")
     if (file := read_header(output)).version is None:
         raise OptionError(
@@ -227,7 +168,7 @@ def append_images(
     output = checked_output(output, True)
     with closing(Journal(journal_path(output))) as journal:  # which nobody else has until the end
         try:
-            report = _append(output, source, layout, workers, on_error, progress, journal)
+            report = _append(output, source, asked, journal)
         except BaseException:
             if journal.is_empty():
                 journal.remove()
@@ -236,15 +177,7 @@ def append_images(
     return replace(report, seconds=seconds, images_per_s=report.images_per_s / max(seconds, 1e-9), decoded_per_s=0.0)
 
 
-def _append(
-    output: Path,
-    source: str | Path,
-    layout: str | None,
-    workers: int | None,
-    on_error: OnError,
-    progress: Progress | None,
-    journal: Journal,
-) -> PackReport:
+def _append(output: Path, source: str | Path, asked: AppendOptions, journal: Journal) -> PackReport:
     """Does what `append_images` does, under the journal's lock; `images_per_s` is how many images were added."""
     from fastload.sources.layouts import list_source  # which no other copy needs
 
@@ -256,14 +189,16 @@ def _append(
         with options.accepting_large(1):
             labels = file.fields.get("labels")
             classes = labels.names if labels is not None else ()
-            listing = list_source(source, layout, on_error, options.source, classes)
+            listing = list_source(source, asked.layout, asked.on_error, options.source, classes)
         listing = with_mask_options(listing, options.masks, source, padded=padded)
     if masks is not None and listing.masks is not None:  # also where all of the new ones are small
         listing = replace(listing, masks=replace(listing.masks, dtype=masks.dtype.newbyteorder("=")))
     # Of the samples alone: the file that it was begun for is gone when one that was killed at its end is continued.
     digest = xxhash.xxh3_64_hexdigest(source_table(listing).tobytes())
     more = output.with_name(f".{output.name}.append-{digest}")
-    job = PackJob(f"{output.name}, {source}", output, listing, options, on_error, True, progress, parts=(more,))
+    job = PackJob(
+        f"{output.name}, {source}", output, listing, options, asked.on_error, True, asked.progress, parts=(more,)
+    )
     found = journal.read()
     if report := finished_report(job, journal, found):
         return report
@@ -275,11 +210,12 @@ def _append(
     _check_new_keys(file, listing, source)
     with of_file_options(own, _OWN_OPTIONS):
         packed = pack_listing(
-            PackJob(str(source), more, listing, options, on_error, True, progress, is_part=True), workers
+            PackJob(str(source), more, listing, options, asked.on_error, True, asked.progress, is_part=True),
+            asked.workers,
         )
     check_path(file)  # its names were compared, maybe hours ago
     try:
-        joined = list_merged([output, more], skip_damaged=on_error == "skip")
+        joined = list_merged([output, more], skip_damaged=asked.on_error == "skip")
     except SourceError as exc:
         more.unlink()
         journal_path(more).unlink()
@@ -302,7 +238,7 @@ def _append(
         reported={"warned": packed.warned, "converted": packed.converted},
     )
     # The file keeps its options, by which more may be appended.
-    report = _write(job, [file, read_header(more)], None, workers, pack_options(file.attrs), journal)
+    report = _write(job, [file, read_header(more)], None, asked.workers, pack_options(file.attrs), journal)
     return replace(report, images_per_s=added)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import translate
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from fastload.errors import (
 from fastload.format.digests import DIGEST_FIELDS, row_digests
 from fastload.format.header import PIXEL_FIELDS, PackedFile, by_block, check_header, open_hdf5, read_header, read_shard
 from fastload.format.ragged import Column
+from fastload.options.repack import Choice
 from fastload.read.columns import open_columns
 from fastload.read.table import index_columns, index_part
 from fastload.repack.packed_rows import rows_of
@@ -218,24 +219,6 @@ def _different_rows(file: PackedFile, values: dict[str, NDArray[Any]]) -> NDArra
         for name, known in digests.items():
             values[name][here] = known[there]
     return np.sort(np.concatenate(wrong))
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The conditions on rows to keep: a row must meet every condition given, and any value of each."""
-
-    splits: tuple[str, ...] = ()  # names of splits
-    labels: tuple[str, ...] = ()  # names of classes, or their numbers
-    # Patterns of keys as in a shell: `*` any characters including `/`, `?` one character, `[ab]`.
-    keys: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()  # such patterns of keys whose rows are left out
-    # A file of row numbers, text (one on a line) or .npy; they also set the order within each split.
-    rows: Path | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the conditions given, as plain JSON values and without paths."""
-        given: dict[str, Any] = {name: list(getattr(self, name)) for name in ("splits", "labels", "keys", "without")}
-        return {name: values for name, values in given.items() if values}
 
 
 def choose_rows(listing: Listing, choice: Choice, where: str | Path) -> NDArray[np.int64]:

@@ -17,8 +17,8 @@ from fastload.errors import FormatError, ImageError, SourceError, typed
 from fastload.format.header import PackedFile
 from fastload.format.ragged import JPEG, RAW, ZSTD, EncodedRow
 from fastload.images.image_header import ImageHeader, header_of_pixels
+from fastload.options.pack import Progress
 from fastload.pack.encode import bytes_of
-from fastload.pack.pack_options import Progress
 from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, open_samples
 from fastload.read.fields import image_axes
 from fastload.sources.listing import Arrays, Files, Pictures, first_few

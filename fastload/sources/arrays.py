@@ -45,18 +45,10 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
+from fastload.options.pack import SourceOptions
 from fastload.sources.archives import LOCAL_HEADER, content_offset
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
-from fastload.sources.listing import (
-    SPLITS,
-    Arrays,
-    Masks,
-    SourceOptions,
-    first_few,
-    free_name,
-    in_split_order,
-    split_of_parts,
-)
+from fastload.sources.listing import SPLITS, Arrays, Masks, first_few, free_name, in_split_order, split_of_parts
 from fastload.sources.raw_rows import Axes, MemoryRows, RawRows, joined_rows, npy_header
 from fastload.sources.tables.frame import Values, categories
 from fastload.sources.tree import Tree, key_of

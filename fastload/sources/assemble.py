@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
 from fastload.images.image_header import ImageHeader, header_of_pixels, open_image, pillow_silenced, probe_image
+from fastload.options.pack import OnError
 from fastload.sources.listing import (
     Arrays,
     Files,
     Listing,
     Masks,
-    OnError,
     Pictures,
     Reader,
     first_few,

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError, SourceError
 from fastload.format.ragged import Column, Moves
 from fastload.images.fit import axis_letter
+from fastload.options.pack import BoxForm
 from fastload.sources.assemble import header_of
-from fastload.sources.listing import Arrays, BoxForm, Listing, Reader
+from fastload.sources.listing import Arrays, Listing, Reader
 from fastload.system.machine import available_memory
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")

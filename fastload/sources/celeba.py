@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
+from fastload.options.pack import SourceOptions
 from fastload.sources.assemble import Draft, Samples, Splits, split_path, stem_of
 from fastload.sources.folder import find_images
-from fastload.sources.listing import SPLIT_ORDER, SourceOptions, first_few, require_unique
+from fastload.sources.listing import SPLIT_ORDER, first_few, require_unique
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tree import Line, Tree, is_image, key_of, lines_of
 

@@ -29,6 +29,7 @@ from fastload.format.ragged import Column
 from fastload.images.decode import read_mask, upright
 from fastload.images.fit import Target, resample_mask
 from fastload.images.image_header import ImageHeader, check_size, header_of_pixels
+from fastload.options.pack import BoxesOf, BoxForm, SourceOptions
 from fastload.sources.assemble import Draft, Samples, Splits, header_of, split_path
 from fastload.sources.box_forms import (
     CORNERS,
@@ -40,7 +41,7 @@ from fastload.sources.box_forms import (
     sized_boxes,
 )
 from fastload.sources.captions import INSTANCES, PANOPTIC, captions_of
-from fastload.sources.listing import SPLITS, BoxesOf, BoxForm, Files, Masks, SourceOptions, first_few
+from fastload.sources.listing import SPLITS, Files, Masks, first_few
 from fastload.sources.mask_classes import type_of_numbers
 from fastload.sources.tree import Tree, key_of
 from fastload.system.advice import advice

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.ragged import Column, Moves
+from fastload.options.pack import SourceOptions
 from fastload.sources.arrays import read_npz
 from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, split_path
-from fastload.sources.listing import SourceOptions, first_few, require_unique
+from fastload.sources.listing import first_few, require_unique
 from fastload.sources.tree import Tree, key_of
 from fastload.system.text import read_json
 

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
 from fastload.format.ragged import Column
+from fastload.options.pack import SourceOptions
 from fastload.sources.assemble import Draft, Samples, Splits
 from fastload.sources.foreign import foreign_format
-from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few
+from fastload.sources.listing import SPLIT_ORDER, SPLITS, first_few
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of
 
 IMAGE_FOLDERS = frozenset("image images img imgs input inputs jpegimages".split())

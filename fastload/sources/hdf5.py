@@ -27,9 +27,10 @@ from fastload.errors import FileChangedError, FormatError, MissingFileError, Sou
 from fastload.format.chunk_filters import FilteredChunks
 from fastload.format.digests import linear_offset, plain
 from fastload.format.valid import check_stored, open_hdf5
+from fastload.options.pack import SourceOptions
 from fastload.sources.arrays import IMAGES, NamedArray, samples_of_arrays
 from fastload.sources.assemble import Draft, Samples, Splits
-from fastload.sources.listing import SPLITS, Arrays, SourceOptions, first_few, in_split_order
+from fastload.sources.listing import SPLITS, Arrays, first_few, in_split_order
 from fastload.sources.raw_rows import Axes, StoredRows, upright
 from fastload.sources.spans import ListedFile
 from fastload.sources.tree import Tree, key_of

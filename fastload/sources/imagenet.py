@@ -38,9 +38,10 @@ from numpy.typing import NDArray
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.format.ragged import Column
+from fastload.options.pack import SourceOptions
 from fastload.sources.archives import headers, list_inner_tar, with_parents
 from fastload.sources.assemble import Draft, Samples, Splits, split_path, stem_of
-from fastload.sources.listing import SPLITS, SourceOptions, first_few, split_of_parts
+from fastload.sources.listing import SPLITS, first_few, split_of_parts
 from fastload.sources.spans import JoinedFiles
 from fastload.sources.tree import Line, Tree, is_image, key_of
 

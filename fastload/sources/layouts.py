@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from fastload.errors import OptionError, SourceError
+from fastload.options.pack import OnError, SourceOptions
 from fastload.sources import (
     arrays,
     captions,
@@ -35,7 +36,7 @@ from fastload.sources import (
 )
 from fastload.sources.assemble import Draft, Samples, assemble
 from fastload.sources.box_forms import with_box_forms
-from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
+from fastload.sources.listing import Listing, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.signs import around_source, passed_over, refuse_by_signs
 from fastload.sources.tables import manifest

@@ -24,9 +24,10 @@ import numpy as np
 from PIL import Image
 
 from fastload.errors import FastloadError, ImageError, MissingExtraError, MissingFileError, OptionError, SourceError
+from fastload.options.pack import SourceOptions
 from fastload.sources.assemble import Draft, Samples
 from fastload.sources.foreign import IN_PYTHON, PAIRS, Known, arrays_in, last_part, marked_in
-from fastload.sources.listing import SPLITS, SourceOptions, first_few
+from fastload.sources.listing import SPLITS, first_few
 from fastload.sources.objects import object_samples
 from fastload.sources.spans import Paths
 from fastload.sources.tree import HUGGING_FACE, TORCHVISION, FolderFiles, Tree, is_library, key_of

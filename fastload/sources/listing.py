@@ -11,21 +11,17 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import OptionError, SourceError
+from fastload.errors import SourceError
 from fastload.format.ragged import Column
 from fastload.system.text import first_few as first_few  # for all of `sources`
 
 if TYPE_CHECKING:
     from fastload.images.image_header import ImageHeader
-
-OnError = Literal["fail", "skip"]
-"""The treatment of a contradictory sample, such as a row without its image: an error, or it is left out."""
 
 
 @runtime_checkable
@@ -237,51 +233,3 @@ def require_unique(keys: Collection[str], where: str) -> None:
         twice = [key for key, count in Counter(keys).items() if count > 1]
         fix = "Each sample is known by its name. Remove or rename the duplicates."
         raise SourceError(f"{where}: {len(twice)} names occur more than once: {first_few(twice)}. {fix}")
-
-
-MasksWanted = Literal["auto", "none", "semantic", "instance", "panoptic"]
-BoxForm = Literal["auto", "xyxy", "xywh", "cxcywh", "yxyx"]
-BoxesOf = Literal["auto", "upright", "stored", "declared"]
-
-
-@dataclass(frozen=True)
-class SourceOptions:
-    """Options about a dataset that its files do not say. `Layout.takes` says which layout uses which of these."""
-
-    masks: MasksWanted = "auto"  # "auto": those that are there as files, none that would have to be drawn
-    labels: tuple[str, ...] = ()  # the columns of a table that are labels; (): found by their usual names
-    image_column: str = ""  # the column of a table that names or holds the images; "": found by its usual names
-    split_column: str = ""  # the column of a table that names the split; "": found by its usual names
-    mask_files: str = ""  # pattern of the paths of masks, where images have several kinds; "": found by their names
-    # Folder that paths in a table are relative to; None: its own, or one that is found. Where torchvision's data lie.
-    root: Path | None = None
-    download: bool = False  # torchvision fetches missing files
-    # What the four numbers of a box are: two corners, a corner and a size, or the middle and a size; "auto": what the
-    # format says.
-    boxes: BoxForm = "auto"
-    # What boxes, points and polygons were drawn on: the upright image, whatever size the annotations declare; the image
-    # as its file stores it, before the EXIF orientation turns it; an image of the declared size, which has another size
-    # now. "auto": the upright image, and images of another size than declared are refused.
-    boxes_of: BoxesOf = "auto"
-    captions: str = "all"  # "none": they are left out; a number: captions of more bytes in UTF-8 are cut
-
-    def __post_init__(self) -> None:
-        for name, accepted in (("masks", MasksWanted), ("boxes", BoxForm), ("boxes_of", BoxesOf)):
-            if (value := getattr(self, name)) not in get_args(accepted):
-                raise OptionError(f"{name}={value!r} is not known; accepted: {', '.join(get_args(accepted))}.")
-        if self.captions not in ("all", "none") and not re.fullmatch("[1-9][0-9]{0,8}", self.captions):
-            raise OptionError(
-                f"captions={self.captions!r} is not known; accepted: all, none, or the most bytes of a caption, such "
-                f"as 512."
-            )
-
-    def given(self) -> dict[str, Any]:
-        """Returns the options that differ from their default, by name."""
-        return {name: value for name, value in vars(self).items() if value != vars(SourceOptions())[name]}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the options that differ from their default, as plain JSON values and without paths."""
-        given = self.given()
-        for name in ("root", "download"):  # where it lies, and how it came there, is nothing of the file's
-            given.pop(name, None)
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}

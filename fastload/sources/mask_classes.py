@@ -6,13 +6,11 @@ in the order in which they were named, at the size of the image.
 
 from __future__ import annotations
 
-import csv
 import functools
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,86 +19,17 @@ from fastload.errors import ImageError, OptionError, SourceError
 from fastload.images.decode import as_index_mask, read_mask, upright
 from fastload.images.fit import Target, resample_mask
 from fastload.images.image_header import ImageHeader, header_of_pixels
+from fastload.options.masks import Classes, classes_of_palette, classes_of_values
+from fastload.options.pack import MaskOptions
 from fastload.sources.assemble import header_of, values_in_masks
 from fastload.sources.listing import Files, Listing, Masks, Pictures, Reader, first_few
-
-MaskSize = Literal["same", "image"]
 
 COLOURS = "Masks are colours"
 """Begins notes that say what palette a dataset has or lacks, which are of no use to whoever gives one."""
 
 _SAME_SHAPE = 0.01  # difference of aspect ratios up to which a mask of another size shows the whole of its image
-_MOST_CLASSES = 65_535
 _IGNORED = 255  # how pixels without a class are packed, unless the dataset has a value for them; 65,535 of more classes
 _LOOKED_AT = 256  # masks, to find out what values they hold
-
-_VALUE = re.compile(r"([0-9]{1,5})(?:=(.+))?")
-_COLOUR_FIRST = re.compile(r"([0-9]+)[\s,;]+([0-9]+)[\s,;]+([0-9]+)[\s,;]+(\S.*)")
-_NAME_FIRST = re.compile(r"(\S.*?)[\s,;]+([0-9]+)[\s,;]+([0-9]+)[\s,;]+([0-9]+)")
-_CVAT = re.compile(r"(\S.*?):([0-9]+),([0-9]+),([0-9]+):[^:]*:[^:]*")
-_HEADINGS = {"r": "r", "red": "r", "g": "g", "green": "g", "b": "b", "blue": "b"} | dict.fromkeys(
-    ("name", "class", "class_name", "label"), "name"
-)
-
-
-Palette = tuple[tuple[int, int, int, str], ...]
-"""Red, green, blue and name of each class."""
-
-
-@dataclass(frozen=True)
-class MaskOptions:
-    """Options about masks that any layout takes."""
-
-    size: MaskSize = "same"  # "image": masks of the shape of their image, in whatever size, are brought to its size
-    values: str = "auto"  # `0,255` or `0=background,255=person`; "keep": as they are; "auto": binary masks are known
-    palette: Palette = ()  # the colour of each class; empty: masks hold numbers
-    ignore: str = ""  # the value, or the class of the palette, that means "no class here"
-
-    def __post_init__(self) -> None:
-        if self.size not in get_args(MaskSize):
-            raise OptionError(f"mask_size={self.size!r} is not known; accepted: {', '.join(get_args(MaskSize))}.")
-        if self.palette and self.values != "auto":
-            raise OptionError("`--palette` says what colours mean, `--mask-values` what numbers do. Give one of them.")
-        if self.ignore and not self.palette and self.values in ("auto", "keep"):
-            raise OptionError("`--ignore-index` belongs to `--mask-values` or `--palette`, which say what others are.")
-        if self.palette:
-            _classes_of_palette(self.palette, self.ignore)
-        elif self.values not in ("auto", "keep"):
-            _classes_of_values(self.values, self.ignore)
-
-    @classmethod
-    def of_dict(cls, given: Mapping[str, Any]) -> MaskOptions:
-        """Returns the options that `to_dict` gave."""
-        return cls(**{**given, "palette": tuple(tuple(row) for row in given.get("palette", ()))})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the options that differ from their default, as plain JSON values."""
-        return {name: value for name, value in vars(self).items() if value != vars(MaskOptions())[name]}
-
-
-@dataclass(frozen=True)
-class Classes:
-    """The code of each class in a mask: a value 0 to 65,535, or a colour as red << 16 | green << 8 | blue."""
-
-    codes: tuple[int, ...]  # one for each class
-    names: tuple[str, ...]
-    ignored: tuple[int, ...] = ()  # codes that stand for no class
-    colours: bool = False
-    guessed: bool = False  # whether the values were found by looking at some masks
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type of masks of these classes, 0 to K - 1, and of a value for none."""
-        return type_of_numbers(len(self.codes) - 1)[0]
-
-    @property
-    def nothing(self) -> int:
-        """The value for no class."""
-        return type_of_numbers(len(self.codes) - 1)[1]
-
-    def written(self, code: int) -> str:
-        """Returns a code as a user would write it."""
-        return f"{code >> 16},{code >> 8 & 255},{code & 255}" if self.colours else str(code)
 
 
 def type_of_numbers(most: int, what: str = "") -> tuple[np.dtype[Any], int]:
@@ -111,6 +40,11 @@ def type_of_numbers(most: int, what: str = "") -> tuple[np.dtype[Any], int]:
     if most > 65_534:
         raise SourceError(f"{what}: {most:,}, but a mask of 16 bits holds 65,534 next to background and void.")
     return (np.dtype(np.uint8), 255) if most <= 254 else (np.dtype(np.uint16), 65_535)
+
+
+def _type_of(classes: Classes) -> np.dtype[Any]:
+    """Returns the type of masks of these classes, and of the value for none."""
+    return type_of_numbers(len(classes.codes) - 1)[0]
 
 
 def with_mask_options(
@@ -144,7 +78,7 @@ def with_mask_options(
         return _with_padding(listing) if padded else listing
     names, ignore, attrs, dtype = masks.names, masks.ignore_index, masks.attrs, masks.dtype
     if classes is not None:
-        names, dtype = classes.names, classes.dtype
+        names, dtype = classes.names, _type_of(classes)
         if classes.ignored or (ignore is not None and ignore < len(names)):
             ignore = ignore if ignore is not None and ignore >= len(names) else classes.nothing
         attrs = {**attrs, "source_values": tuple(map(classes.written, classes.codes))}
@@ -176,9 +110,9 @@ def _given(options: MaskOptions) -> list[str]:
 def _classes(masks: Masks, options: MaskOptions) -> tuple[Classes | None, list[str]]:
     """Returns the classes that the options name, or a binary mask's; None: values stay; and notes on that."""
     if options.palette:
-        return _classes_of_palette(options.palette, options.ignore), []
+        return classes_of_palette(options.palette, options.ignore), []
     if options.values not in ("auto", "keep"):
-        return _classes_of_values(options.values, options.ignore), []
+        return classes_of_values(options.values, options.ignore), []
     if options.values == "keep" or masks.names or not isinstance(masks.files, Files):
         return None, []
     rows = np.flatnonzero(masks.present).tolist()
@@ -194,111 +128,6 @@ def _classes(masks: Masks, options: MaskOptions) -> tuple[Classes | None, list[s
         return None, [f"Masks hold 0, {top} and {others} {looked}, and stay so: `--mask-values` names classes."]
     note = f"Masks hold 0 and {top} {looked}: packed as classes 0 and 1; `--mask-values keep` leaves them as they are."
     return Classes(seen, ("0", str(top)), guessed=True), [note]
-
-
-def _classes_of_palette(palette: Palette, ignore: str) -> Classes:
-    """Returns the classes of a palette, but for one that is to be ignored."""
-    codes, ignored = dict[str, int](), tuple[int, ...]()
-    for red, green, blue, name in palette:
-        code = red << 16 | green << 8 | blue
-        if name == ignore:
-            ignored = (code,)
-        else:
-            codes[name] = code
-    if ignore and not ignored:
-        raise OptionError(f"ignore_index={ignore!r}: the palette names {first_few(codes, 12)}. Choose one of them.")
-    return Classes(tuple(codes.values()), tuple(codes), ignored, colours=True)
-
-
-def _classes_of_values(text: str, ignore: str) -> Classes:
-    """Returns the classes that `--mask-values` names, such as `0=background,255=person`."""
-    found: dict[int, str] = {}
-    for part in text.split(","):
-        match = _VALUE.fullmatch(part.strip())
-        if match is None or int(match[1]) > 65_535:
-            raise OptionError(
-                f"mask_values={text!r}: {part.strip()!r} is no value of a mask. Give the values, such as 0,255, with "
-                f"names if you like, such as 0=background,255=person; or auto, or keep."
-            )
-        if int(match[1]) in found:
-            raise OptionError(f"mask_values={text!r}: {match[1]} stands for two classes. Name each value once.")
-        found[int(match[1])] = (match[2] or match[1]).strip()
-    if len(set(found.values())) < len(found):
-        raise OptionError(f"mask_values={text!r}: two classes have one name. Give each its own.")
-    ignored = tuple[int, ...]()
-    if ignore:
-        value = next((value for value, name in found.items() if name == ignore), ignore)
-        if not str(value).isdigit() or int(value) > 65_535:
-            raise OptionError(
-                f"ignore_index={ignore!r} is neither a value, such as 255, nor a name in `--mask-values`."
-            )
-        ignored = (int(value),)
-        found.pop(int(value), None)
-    if not 1 <= len(found) <= _MOST_CLASSES:
-        raise OptionError(f"mask_values={text!r}: {len(found)} classes; a mask has 1 to {_MOST_CLASSES}.")
-    return Classes(tuple(found), tuple(found.values()), ignored)
-
-
-def read_palette(path: Path) -> Palette:
-    """Returns red, green, blue and name of each class in a palette file, in its order.
-
-    A line is a class: three numbers and a name in either order, between commas, semicolons or spaces. A first line may
-    name the columns (r, g, b, name); others are passed over then. Or it is CVAT's labelmap.txt: lines of
-    `name:r,g,b:parts:actions`.
-
-    Raises:
-        OptionError: it cannot be read, a line is no class, or a colour or a name stands for two.
-    """
-    try:
-        return parse_palette(path.read_bytes(), path)
-    except OSError as exc:
-        raise OptionError(f"{path}: the palette cannot be read: {exc}") from exc
-
-
-def parse_palette(content: bytes, path: str | Path) -> Palette:
-    """Returns the classes of a palette file with this content, as `read_palette` does."""
-    try:
-        lines = content.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as exc:
-        raise OptionError(f"{path}: the palette cannot be read: {exc}") from exc
-    numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip() and line[:1] != "#"]
-    columns: dict[str, int] = {}
-    separator = max(",;\t", key=(numbered[0][1] if numbered else "").count)
-    if numbered and not re.search(r"[0-9]", numbered[0][1]):
-        words = [_HEADINGS.get(word.strip().lower(), "") for word in numbered[0][1].split(separator)]
-        columns = {word: at for at, word in enumerate(words) if word}
-        if columns.keys() != {"r", "g", "b", "name"}:
-            raise OptionError(f"{path}:1: {numbered[0][1]!r}: a palette's columns are r, g, b and name.")
-        numbered = numbered[1:]
-    found: list[tuple[int, int, int, str]] = []
-    for number, line in numbered:
-        parts = _palette_parts(line, columns, separator)
-        if parts is None or max(parts[:3]) > 255:
-            raise OptionError(f"{path}:{number}: {line!r}: expected red, green and blue (0 to 255) and a name.")
-        if twice := [row for row in found if row[:3] == parts[:3] or row[3] == parts[3]]:
-            raise OptionError(f"{path}:{number}: {line!r}: {twice[0][3]!r} already has its colour or name.")
-        found.append(parts)
-    if not 1 <= len(found) <= _MOST_CLASSES:
-        raise OptionError(f"{path}: {len(found)} classes; a mask has 1 to {_MOST_CLASSES}.")
-    return tuple(found)
-
-
-def _palette_parts(line: str, columns: dict[str, int], separator: str) -> tuple[int, int, int, str] | None:
-    if columns:
-        cells = next(csv.reader([line], delimiter=separator))
-        try:
-            red, green, blue = (int(cells[columns[name]]) for name in "rgb")
-            name = cells[columns["name"]].strip()
-        except (IndexError, ValueError):
-            return None
-        return (red, green, blue, name) if name and min(red, green, blue) >= 0 else None
-    if match := _CVAT.fullmatch(line):
-        return int(match[2]), int(match[3]), int(match[4]), match[1]
-    if match := _COLOUR_FIRST.fullmatch(line):
-        return int(match[1]), int(match[2]), int(match[3]), match[4].strip()
-    if match := _NAME_FIRST.fullmatch(line):
-        return int(match[2]), int(match[3]), int(match[4]), match[1].strip()
-    return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -362,7 +191,7 @@ class MappedMasks:
 
     def _dtype(self, bits: int) -> np.dtype[Any]:
         """Returns the type of masks out of those with so many bits."""
-        return np.dtype(f"u{bits // 8}") if self.classes is None else self.classes.dtype
+        return np.dtype(f"u{bits // 8}") if self.classes is None else _type_of(self.classes)
 
     def _mapped(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """Returns the class of each pixel, or its number as it is, uint8 or uint16 (H, W)."""
@@ -376,7 +205,7 @@ class MappedMasks:
         found = table[np.clip(codes, 0, len(table) - 1)]
         if (found < 0).any():
             raise ImageError(self._unknown(codes, found < 0))
-        return np.asarray(found, self.classes.dtype)
+        return np.asarray(found, _type_of(self.classes))
 
     def _unknown(self, codes: NDArray[Any], where: NDArray[np.bool_]) -> str:
         """Returns the problem with a mask that holds a value without a class."""
@@ -411,7 +240,7 @@ def same_shape(mask: Sequence[int], image: Sequence[int]) -> bool:
 @functools.lru_cache(maxsize=4)
 def _table(classes: Classes, source_ignore: int | None, ignore: int | None) -> NDArray[Any]:
     """Returns the class of each code, int16 or int32 (codes + 1,), -1 for those that have none, such as the last."""
-    small = classes.dtype == np.uint8
+    small = classes.nothing == 255
     table = np.full((2**24 if classes.colours else 2**16) + 1, -1, np.int16 if small else np.int32)
     if ignore is not None:
         if source_ignore is not None and not classes.colours:

@@ -38,10 +38,12 @@ from PIL import Image
 
 from fastload.errors import ImageError, OptionError, SourceError
 from fastload.images.image_header import open_image, pillow_silenced
+from fastload.options.masks import Palette, parse_palette
+from fastload.options.pack import SourceOptions
 from fastload.sources.assemble import Draft, Samples, fill_value, split_path, stem_of, values_in_masks
 from fastload.sources.folder import folder_around, folders_in, split_word
-from fastload.sources.listing import SPLITS, SourceOptions, first_few, split_of_parts
-from fastload.sources.mask_classes import COLOURS, Palette, parse_palette
+from fastload.sources.listing import SPLITS, first_few, split_of_parts
+from fastload.sources.mask_classes import COLOURS
 from fastload.sources.paired import Found, MaskKind, Paired, add_file, list_paired
 from fastload.sources.signs import Sign, pack_command
 from fastload.sources.tree import Tree, is_image, key_of, walk_order

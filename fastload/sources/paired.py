@@ -36,9 +36,11 @@ import numpy as np
 
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
+from fastload.options.masks import Classes, Palette
+from fastload.options.pack import SourceOptions
 from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, split_path, stem_of, values_in_masks
-from fastload.sources.listing import SPLITS, SourceOptions, first_few
-from fastload.sources.mask_classes import Classes, MappedMasks, Palette
+from fastload.sources.listing import SPLITS, first_few
+from fastload.sources.mask_classes import MappedMasks
 from fastload.sources.tree import Line, Tree, is_image, key_of
 
 Key = tuple[str, ...]

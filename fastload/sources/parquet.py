@@ -28,11 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, SourceError
+from fastload.options.pack import SourceOptions
 from fastload.remote.paths import ObjectPath
 from fastload.remote.ranges import open_binary
 from fastload.sources.assemble import Draft, Samples, Splits, fill_value, keys_in_shards, split_path
 from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
-from fastload.sources.listing import Masks, SourceOptions, first_few, split_of_parts
+from fastload.sources.listing import Masks, first_few, split_of_parts
 from fastload.sources.open_tree import open_tree
 from fastload.sources.spans import FileSpans, JoinedFiles, ListedFile, UnpackedImages
 from fastload.sources.tables.boxes import BOX_KEYS, OBJECTS, nested_boxes, objects_of_lists

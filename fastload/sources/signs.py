@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
+from fastload.options.pack import SourceOptions
 from fastload.remote.paths import ObjectPath
 from fastload.sources.assemble import Draft, header_of, stem_of
 from fastload.sources.folder import (
@@ -33,7 +34,7 @@ from fastload.sources.folder import (
     split_word,
     word_of,
 )
-from fastload.sources.listing import SourceOptions, first_few
+from fastload.sources.listing import first_few
 from fastload.sources.tables.frame import JSON_LINES
 from fastload.sources.tree import Tree, key_of
 

@@ -20,7 +20,7 @@ import fastload.cli.pack
 import fastload.cli.repack
 from fastload.cli import app, main
 from fastload.export import export_file
-from fastload.format.writer import CHUNK_BYTES
+from fastload.format import CHUNK_BYTES
 from fastload.pack import pack_images
 from fastload.repack import merge_files, repack_file
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastload.cli.arguments import parse_bytes, parse_size
 from fastload.cli.pack import print_packed
 from fastload.format.header import read_header
+from fastload.options.parse import parse_bytes, parse_size
 from fastload.pack import PackReport
 
 

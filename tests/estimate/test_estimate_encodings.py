@@ -13,7 +13,8 @@ from ragged_cases import jpeg_row
 from small_files import write_tokens
 
 from fastload.estimate import estimate_file, estimate_survey
-from fastload.pack import PackOptions, survey_source
+from fastload.options.pack import PackOptions
+from fastload.pack import survey_source
 from fastload.repack import repack_file
 from sample_files import write_packed, write_ragged
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fastload.errors import ImageError
 from fastload.estimate.sample import SAMPLES, spread, take_sample
 from fastload.format.ragged import RAW, EncodedRow
-from fastload.pack.pack_options import EncodingOption
+from fastload.options.pack import EncodingOption
 
 RAW_STORE, SOURCE = EncodingOption("raw"), EncodingOption("source")
 

@@ -24,8 +24,9 @@ from PIL import Image
 
 from fastload import verify_file
 from fastload.errors import ImageError, PackError, SourceError
+from fastload.options.pack import PackOptions, parse_encoding
 from fastload.pack import pack_listing, pool
-from fastload.pack.pack_options import PackJob, PackOptions, parse_encoding
+from fastload.pack.pack_options import PackJob
 from fastload.sources.listing import Listing
 from fastload.system.threads import forked_workers
 

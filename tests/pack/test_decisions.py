@@ -15,7 +15,8 @@ from PIL import Image
 
 from fastload.errors import OptionError, SourceError
 from fastload.format.codecs import Codec
-from fastload.pack import PackOptions, pack_images, survey_source
+from fastload.options.pack import EncodingOption, PackOptions, parse_encoding
+from fastload.pack import pack_images, survey_source
 from fastload.pack.decisions import (
     RaggedPlan,
     fitted_sizes,
@@ -28,7 +29,6 @@ from fastload.pack.decisions import (
     too_large,
 )
 from fastload.pack.encode import HEADERS
-from fastload.pack.pack_options import EncodingOption, parse_encoding
 
 
 def headers(*rows: tuple[int, int, int, int, int]) -> np.ndarray:

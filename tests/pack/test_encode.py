@@ -20,9 +20,9 @@ from fastload.format.codecs import decompress_zstd
 from fastload.format.ragged import JPEG, RAW, ZSTD, Column, EncodedRow
 from fastload.images.decode import decode_image
 from fastload.images.fit import Target
-from fastload.pack import PackJob, PackOptions, Survey, survey_source
+from fastload.options.pack import PackOptions, parse_encoding
+from fastload.pack import PackJob, Survey, survey_source
 from fastload.pack.encode import RowEncoder
-from fastload.pack.pack_options import parse_encoding
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import survey_listing
 from fastload.sources.listing import Listing

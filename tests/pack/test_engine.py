@@ -22,9 +22,9 @@ from fastload.errors import OutputError, ResumeError, SourceError
 from fastload.format.codecs import has_zstd
 from fastload.format.ragged import JPEG, RAW
 from fastload.format.writer import PixelSpec
-from fastload.pack import PackJob, PackOptions, PackReport, pack_images, pack_listing
+from fastload.options.pack import PackOptions, parse_encoding
+from fastload.pack import PackJob, PackReport, pack_images, pack_listing
 from fastload.pack.engine import task_bounds
-from fastload.pack.pack_options import parse_encoding
 from fastload.pack.pack_worker import RowStream
 from fastload.sources.listing import Arrays, Listing
 from fastload.sources.raw_rows import MemoryRows

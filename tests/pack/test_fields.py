@@ -19,10 +19,11 @@ from fastload.errors import OptionError, SourceError
 from fastload.format.header import read_header
 from fastload.format.ragged import Column
 from fastload.inspection.verify import verify_file
-from fastload.pack import PackJob, PackOptions, pack_listing
+from fastload.options.pack import PackOptions, SourceOptions
+from fastload.pack import PackJob, pack_listing
 from fastload.repack import repack_file
 from fastload.sources.layouts import list_source
-from fastload.sources.listing import Listing, Masks, SourceOptions
+from fastload.sources.listing import Listing, Masks
 from fastload.sources.raw_rows import MemoryRows
 
 H, W = 40, 56

@@ -17,7 +17,8 @@ from fastload.images import image_header
 from fastload.images.decode import decode_image
 from fastload.images.fit import Fit, Target
 from fastload.images.image_header import large_images
-from fastload.pack import PackOptions, pack_options, survey_source
+from fastload.options.pack import PackOptions
+from fastload.pack import pack_options, survey_source
 from fastload.repack import append_images
 
 LIMIT = 200 * 150

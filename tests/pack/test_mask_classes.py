@@ -20,9 +20,10 @@ from fastload.errors import OptionError, SourceError
 from fastload.format.header import read_header
 from fastload.inspection.info import inspect_file
 from fastload.inspection.verify import verify_file
+from fastload.options.masks import Classes, read_palette
 from fastload.pack import pack_images
 from fastload.sources import mask_classes
-from fastload.sources.mask_classes import Classes, MappedMasks, read_palette, same_shape
+from fastload.sources.mask_classes import MappedMasks, same_shape
 
 COUNT, HEIGHT, WIDTH = 6, 40, 60
 CLASSES = np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) // 600  # 0 to 3

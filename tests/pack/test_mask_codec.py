@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from fastload.format.codecs import Codec
 from fastload.format.header import read_header
 from fastload.inspection.info import inspect_file
-from fastload.pack import PackJob, PackOptions, Survey, pack_images, pack_listing
+from fastload.options.pack import PackOptions
+from fastload.pack import PackJob, Survey, pack_images, pack_listing
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import survey_listing
 from fastload.repack import repack_file

@@ -23,11 +23,11 @@ from fastload.format.header import read_header
 from fastload.format.ragged import Column
 from fastload.inspection.info import inspect_file
 from fastload.inspection.preview import make_preview
-from fastload.pack import PackJob, PackOptions, pack_listing
+from fastload.options.pack import PackOptions, SourceOptions
+from fastload.pack import PackJob, pack_listing
 from fastload.pack.index import index_files
 from fastload.repack import append_images, merge_files, repack_file
 from fastload.sources.layouts import list_source
-from fastload.sources.listing import SourceOptions
 
 COUNT, HEIGHT, WIDTH = 8, 24, 32
 CODECS = {"rows": "none", "gzip": "gzip", "ragged": "none", "zstd": "zstd"}

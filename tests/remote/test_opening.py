@@ -29,11 +29,10 @@ from fastload.inspection.info import inspect_file
 from fastload.inspection.preview import make_preview
 from fastload.inspection.shuffle_quality import measure_shuffles
 from fastload.inspection.verify import verify_file
+from fastload.options.measure import BenchOptions, TuneOptions
 from fastload.pack.index import index_files
 from fastload.prefetch.inputs import PackedInput
 from fastload.profiling.bench.benchmark import run_bench
-from fastload.profiling.bench.subject import BenchOptions
-from fastload.profiling.tune.candidates import TuneOptions
 from fastload.profiling.tune.search import Search
 from fastload.remote.chunks import LARGE_ROW_BYTES
 from fastload.remote.opening import open_packed

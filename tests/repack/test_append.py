@@ -14,8 +14,9 @@ from PIL import Image
 from fastload.errors import OptionError, SourceError
 from fastload.format.header import read_header
 from fastload.inspection.verify import verify_file
+from fastload.options.repack import Choice
 from fastload.pack import encode, pack_images
-from fastload.repack import Choice, append_images, repack_file
+from fastload.repack import append_images, repack_file
 
 
 def write(path: Path, pixels: Any) -> None:

@@ -18,8 +18,9 @@ from fastload.export import export_file
 from fastload.format.header import read_header
 from fastload.format.ragged import Column
 from fastload.inspection.verify import verify_file
+from fastload.options.repack import Choice
 from fastload.pack import pack_images
-from fastload.repack import Choice, merge_files, repack_file
+from fastload.repack import merge_files, repack_file
 from sample_files import write_packed
 
 

@@ -16,8 +16,8 @@ from fastload.export import export_file
 from fastload.format.header import read_header
 from fastload.format.ragged import ENCODINGS, JPEG, Column
 from fastload.inspection.verify import verify_file
-from fastload.pack import PackJob, PackOptions, pack_images
-from fastload.pack.pack_options import EncodingOption
+from fastload.options.pack import EncodingOption, PackOptions
+from fastload.pack import PackJob, pack_images
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import survey_listing
 from fastload.read.checked import CheckedSamples, close_readers

@@ -12,9 +12,10 @@ from small_trees import listed, make, notes_of, refused, refused_or_skipped, val
 
 from fastload.errors import OptionError
 from fastload.format.texts import text_lists
+from fastload.options.pack import SourceOptions
 from fastload.sources.captions import caption_column, texts_in
 from fastload.sources.layouts import detect_layout, list_source
-from fastload.sources.listing import Listing, SourceOptions
+from fastload.sources.listing import Listing
 
 
 def texts(listing: Listing) -> dict[str, list[str]]:

@@ -7,8 +7,8 @@ from PIL import Image
 from small_trees import picture, refused, refused_or_skipped
 
 from fastload import pack_images
+from fastload.options.pack import SourceOptions
 from fastload.sources.layouts import detect_layout, list_source
-from fastload.sources.listing import SourceOptions
 
 FRAMES = ["train/aachen/aachen_000000_000019", "train/ulm/ulm_000001_000019", "val/munster/munster_000000_000019"]
 

@@ -10,8 +10,9 @@ import pytest
 from small_trees import archived, listed, notes_of, picture, refused, refused_or_skipped
 
 from fastload.errors import OptionError, SourceError
+from fastload.options.pack import SourceOptions
 from fastload.sources.layouts import detect_layout, list_source
-from fastload.sources.listing import Listing, SourceOptions
+from fastload.sources.listing import Listing
 from fastload.sources.mask_classes import type_of_numbers
 
 SEMANTIC, INSTANCE = SourceOptions(masks="semantic"), SourceOptions(masks="instance")

@@ -17,10 +17,10 @@ from fastload.export import export_file
 from fastload.format.digests import header_digest, plain
 from fastload.format.header import read_header
 from fastload.format.ragged import Column
+from fastload.options.pack import SourceOptions
 from fastload.pack import pack_images
 from fastload.sources.exported import FIELDS, SIDECAR, TABLE
 from fastload.sources.layouts import detect_layout, list_source
-from fastload.sources.listing import SourceOptions
 from sample_files import write_packed
 
 N = 12

@@ -11,8 +11,8 @@ import pytest
 from small_trees import make, notes_of, picture, values, write
 
 from fastload.errors import OptionError, SourceError
+from fastload.options.pack import SourceOptions
 from fastload.sources.layouts import LAYOUTS, detect_layout, list_source
-from fastload.sources.listing import SourceOptions
 
 
 def test_two_formats_that_fit_equally_well_are_left_to_the_user(tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ from small_trees import notes_of, refused, values
 from fastload import pack_images, verify_file
 from fastload.cli import app
 from fastload.errors import MissingExtraError, MissingFileError, OptionError, SourceError
+from fastload.options.pack import SourceOptions
 from fastload.sources import library
 from fastload.sources.layouts import list_source
-from fastload.sources.listing import Files, SourceOptions
+from fastload.sources.listing import Files
 from fastload.sources.objects import list_objects
 from fastload.sources.open_tree import open_tree
 

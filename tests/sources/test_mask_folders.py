@@ -8,8 +8,8 @@ from small_trees import make, notes_of, photo, picture, refused, refused_or_skip
 
 from fastload import pack_images
 from fastload.errors import FastloadError
+from fastload.options.pack import SourceOptions
 from fastload.sources.layouts import detect_layout, list_source
-from fastload.sources.listing import SourceOptions
 from fastload.sources.mask_folders import doubtful_pairs
 from fastload.sources.open_tree import open_tree
 

@@ -12,8 +12,9 @@ from small_trees import listed, notes_of, refused, refused_or_skipped, values
 
 from fastload import pack_images
 from fastload.errors import OptionError
+from fastload.options.pack import SourceOptions
 from fastload.sources.layouts import detect_layout, list_source
-from fastload.sources.listing import Listing, SourceOptions
+from fastload.sources.listing import Listing
 
 FIELDS = {"i": "int", "x": "jpeg", "y": "int"}
 

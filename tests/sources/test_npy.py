@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from small_trees import notes_of, npy, read, refused, values
 
 from fastload.errors import SourceError
+from fastload.options.pack import SourceOptions
 from fastload.sources.layouts import detect_layout, list_source
-from fastload.sources.listing import SourceOptions
 from fastload.sources.raw_rows import MemoryRows, RawRows
 
 RNG = np.random.default_rng(0)

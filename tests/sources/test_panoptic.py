@@ -10,8 +10,9 @@ from PIL import Image
 from small_trees import listed, notes_of, refused, refused_or_skipped
 
 from fastload.errors import ImageError
+from fastload.options.pack import SourceOptions
 from fastload.sources.layouts import detect_layout
-from fastload.sources.listing import Listing, SourceOptions
+from fastload.sources.listing import Listing
 
 PANOPTIC = SourceOptions(masks="panoptic")
 CATEGORIES = [

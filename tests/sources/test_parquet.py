@@ -19,8 +19,8 @@ from small_trees import make, notes_of, refused, refused_or_skipped, values
 
 from fastload import pack_images
 from fastload.errors import FileChangedError, MissingExtraError, SourceError
+from fastload.options.pack import SourceOptions
 from fastload.sources.layouts import detect_layout, list_source
-from fastload.sources.listing import SourceOptions
 from fastload.sources.parquet import Shard
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")

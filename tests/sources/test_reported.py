@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 from small_trees import notes_of, refused, values, write
 
+from fastload.options.pack import SourceOptions
 from fastload.sources.layouts import list_source
-from fastload.sources.listing import SourceOptions
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")

@@ -11,8 +11,8 @@ from PIL import Image
 from small_trees import archived, make, notes_of, photo, picture, refused, values, write
 
 from fastload.errors import SourceError
+from fastload.options.pack import SourceOptions
 from fastload.sources.layouts import list_source
-from fastload.sources.listing import SourceOptions
 
 CAFE, CAFE_APART = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
 

@@ -12,8 +12,9 @@ from small_trees import refused, refused_or_skipped, values
 
 from fastload import pack_images
 from fastload.errors import FastloadError
+from fastload.options.pack import SourceOptions
 from fastload.sources.layouts import detect_layout, list_source
-from fastload.sources.listing import Listing, SourceOptions
+from fastload.sources.listing import Listing
 
 
 def sample(i: int, **more: Any) -> dict[str, Any]:

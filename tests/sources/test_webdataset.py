@@ -6,8 +6,9 @@ import pytest
 from small_trees import notes_of, npy, refused, refused_or_skipped, values, write_tar
 
 from fastload.errors import MissingFileError, OptionError
+from fastload.options.pack import SourceOptions
 from fastload.sources.layouts import detect_layout, list_source
-from fastload.sources.listing import Listing, SourceOptions
+from fastload.sources.listing import Listing
 
 
 def shard(path: Path, samples: dict[str, dict[str, bytes]]) -> Path:

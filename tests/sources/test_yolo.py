@@ -9,8 +9,8 @@ from small_trees import archived, notes_of, refused, refused_or_skipped, values,
 
 from fastload import pack_images
 from fastload.errors import MissingExtraError
+from fastload.options.pack import SourceOptions
 from fastload.sources.layouts import detect_layout, list_source
-from fastload.sources.listing import SourceOptions
 from fastload.sources.open_tree import open_tree
 from fastload.sources.yolo import yolo_evidence
 

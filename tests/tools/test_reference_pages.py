@@ -1,4 +1,4 @@
-"""docs/commands.md and docs/json.md are made from the package, and say what commands really take and print."""
+"""Pages and types that are made from the package say what commands really take and print."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fastload.cli import app
 
 pytest.importorskip("torch")  # fields of what a loader's measurements hold
 
-from reference_pages import COMMANDS, DOCS, PAGES, TITLES, Kind, all_commands, rows, shape
+from reference_pages import COMMANDS, DOCS, PAGES, ROOT, TITLES, Kind, all_commands, rows, shape
 from sample_files import write_ragged
 
 
@@ -31,11 +31,11 @@ from sample_files import write_ragged
 def test_a_page_is_what_the_package_says(name):
     if not DOCS.is_dir():
         pytest.skip("the tests run without docs/ beside them")
-    assert (DOCS / name).read_text() == PAGES[name](), "if it is meant: python tools/refresh_golden.py pages"
+    assert (ROOT / name).read_text() == PAGES[name](), "if it is meant: python tools/refresh_golden.py pages"
 
 
 def test_every_option_is_on_the_page_and_every_example_is_one_of_its_command():
-    page = PAGES["commands.md"]()
+    page = PAGES["docs/commands.md"]()
     for words, command in all_commands():
         section = page.partition(f"\n## {words}\n")[2].partition("\n## ")[0]
         for option in (one for one in command.params if isinstance(one, click.Option)):

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fastload.errors import OptionError
+from fastload.options.measure import BenchOptions
 from fastload.profiling.bench.alone import AloneFigures, measure_alone
 from fastload.profiling.bench.faults import Fault, FaultFigures, KillFigures, measure_fault, measure_kill, parse_fault
 from fastload.profiling.bench.passes import Show, Spread
 from fastload.profiling.bench.rivals import Rival, check_source, measure_rivals
 from fastload.profiling.bench.steps import StepChoice, TouchStep, TrainingStep, make_step, parse_step
-from fastload.profiling.bench.subject import BenchOptions, Subject, crop_text
+from fastload.profiling.bench.subject import Subject, crop_text
 from fastload.profiling.bench.training_loop import LoopFigures, headspace_in_turn, run_loop
 from fastload.profiling.meter import environment
 from fastload.profiling.meter.sampler import OthersCpus

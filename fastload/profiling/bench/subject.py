@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fastload.dataset import PackedDataset
 from fastload.errors import OptionError
 from fastload.loader.loader import FastLoader
-from fastload.plan import Shuffle
+from fastload.options.measure import BenchOptions
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.profiling.bench.passes import TimedPass, repeat_epochs, run_for
 from fastload.remote.options import is_url
@@ -32,36 +32,6 @@ if TYPE_CHECKING:
 
 SIZE = 224
 """Side of the crop for images that differ in size, by default."""
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """The options of `fastload bench`."""
-
-    batch_size: int | None = None  # samples in a batch; None: 256, or an eighth of the samples if that is less
-    seconds: float = 5.0  # for each part: the loader alone, the training loop, each comparison and each fault
-    # workers, shuffle, device, seed: as in `FastLoader`
-    workers: int | None = None
-    shuffle: Shuffle = True
-    device: str | None = None
-    seed: int = 0
-    split: str | None = None  # of the file; None: all rows
-    step: str | None = None  # of a training loop, as `parse_step` takes it; None: only the loader is measured
-    compare: bool = False  # whether to measure a plain `DataLoader` too
-    # Folder or archive that the file was packed from; `compare` then also loads its image files
-    source: Path | None = None
-    cold: bool = False  # whether to drop the file from the page cache before each pass
-    faults: tuple[str, ...] = ()  # to inject, one after another, as `parse_fault` takes them
-    # Of a random crop, the first of the loader's transforms, as a side or as (height, width); None: 224 where images
-    # differ in size, else no crop
-    size: int | tuple[int, int] | None = None
-
-    @property
-    def total_s(self) -> float:
-        """Approximate time of the whole benchmark."""
-        ways = (1 + (self.source is not None)) * self.compare
-        loops = 2 + ways if self.step is not None else 0
-        return self.seconds * (1 + bool(ways) + loops + len(self.faults))
 
 
 class Subject:

@@ -1,4 +1,4 @@
-"""The options of a search, and its candidates: one argument of `FastLoader` varied after another. Needs no torch.
+"""The candidates of a search: one argument of `FastLoader` varied after another. Needs no torch.
 
 Not varied, because it gained nothing (218x178x3 and 32x32x3 rows, page cache warm, 2 cores; the rates are images/s):
 more slots in the ring than workers + 3 (threads: 42,200 with 4 slots, 39,200 with 5, 31,400 with 7, 25,500 with 11, and
@@ -9,61 +9,15 @@ with a simulated accelerator the same stalls from 4 on), more than 2 batches ord
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastload.errors import OptionError
-from fastload.plan import ChunkWindow, ResolvedShuffle, Shuffle
+from fastload.plan import ChunkWindow, ResolvedShuffle
 from fastload.read.linear import Read
 
 WINDOWS = (1, 4, 16, 64)
 
 _MOST_WORKERS = 16
-
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """The options of a search.
-
-    Raises:
-        OptionError: an invalid number.
-    """
-
-    batch_size: int | None = None  # samples in a batch; None: 256, or an eighth of the samples if that is less
-    step: str | None = None  # that must not wait, as `bench.steps.parse_step` takes it; None: find the highest rate
-    # Share of this rank's CPUs that loading may use, 0 to 1, with a network that trains on the CPU counted in; 1: no
-    # limit
-    cpu_budget: float = 1.0
-    seconds: float = 30.0  # for the whole search
-    split: str | None = None  # of a file
-    device: str | None = None  # as in `FastLoader`
-    # transform, shuffle, seed: as in `FastLoader`; for benchmarks, the command has no option for them
-    transform: Sequence[Any] = ()
-    shuffle: Shuffle = True
-    seed: int = 0
-    cold: bool = False  # whether to drop the file from the page cache before each trial
-    # Of a random crop before `transform`, as a side or as (height, width); None: 224 where images differ in size, else
-    # no crop
-    size: int | tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.cpu_budget <= 1:
-            raise OptionError(f"cpu_budget={self.cpu_budget!r}: give a share of the CPUs, above 0 and up to 1")
-        if not 0 < self.seconds < 86_400:
-            raise OptionError(f"seconds={self.seconds!r}: give a number above 0, the time of the whole search")
-
-
-def parse_share(text: str) -> float:
-    """Parses `40%` or `0.4`; raises OptionError for anything else, and unless it is above 0 and up to 1."""
-    number = text.strip()
-    try:
-        share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise OptionError(f"--cpu-budget {text}: give a share of the CPUs, such as 40% or 0.4")
-    return share
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,14 @@ from fastload.distributed.ranks import cpus_of_rank
 from fastload.errors import OptionError
 from fastload.inspection.shuffle_quality import LEAST_ROWS, OrderQuality, measure_shuffles
 from fastload.loader.loader import FastLoader
+from fastload.options.measure import TuneOptions
 from fastload.plan import ChunkWindow
 from fastload.prefetch.inputs import Input, as_input, shuffle_of
 from fastload.prefetch.loader_plan import default_workers
 from fastload.profiling.bench.steps import NetworkStep, TrainingStep, make_step, parse_step
 from fastload.profiling.bench.subject import crop_call, crop_for, crop_text, default_batch_size
 from fastload.profiling.meter import environment
-from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, TuneOptions, candidates_of
+from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, candidates_of
 from fastload.profiling.tune.selection import Chosen, Row, can_still_win, choose, fits
 from fastload.profiling.tune.trials import Runner
 from fastload.profiling.verdict.sentences import OTHERS_FEW

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.ragged import Column, Moves
+from fastload.options.pack import BoxForm
 from fastload.sources.assemble import Draft, Splits
 from fastload.sources.box_forms import CORNERS, SIZED, BoxSlots, in_stored_form
-from fastload.sources.listing import BoxForm
 from fastload.sources.tables.frame import Frame, as_list, categories, columns_of, plain_name, values_of
 
 OBJECTS = ("objects", "annotations")

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.format.ragged import Column
+from fastload.options.pack import BoxForm
 from fastload.sources.assemble import Splits
-from fastload.sources.listing import SPLITS, BoxForm, first_few, free_name
+from fastload.sources.listing import SPLITS, first_few, free_name
 from fastload.system.advice import advice
 from fastload.system.text import read_json
 

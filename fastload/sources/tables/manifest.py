@@ -22,11 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
+from fastload.options.pack import SourceOptions
 from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, fill_value, split_path, stem_of
 from fastload.sources.box_forms import CORNERS, SIZED
 from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
 from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS, ClassFolders
-from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few, split_of_parts
+from fastload.sources.listing import SPLIT_ORDER, SPLITS, first_few, split_of_parts
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tables.boxes import (
     BOX_KEYS,

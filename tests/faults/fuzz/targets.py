@@ -31,6 +31,7 @@ from fastload.format.ragged import Column
 from fastload.images.decode_part import decode_part
 from fastload.images.image_header import probe_image
 from fastload.images.jpeg import cut_rows, scan_jpeg
+from fastload.options.pack import SourceOptions
 from fastload.pack.journal import MAGIC, SOURCE, Journal, TaskRecord, headers_from_json, headers_to_json
 from fastload.plan.cursor import EpochCursor
 from fastload.plan.echo_schedule import EchoSchedule
@@ -38,7 +39,7 @@ from fastload.plan.epoch import EpochPlan
 from fastload.profiling.doctor.loader_records import Records
 from fastload.sources.imagenet import parse_ground_truth, read_devkit
 from fastload.sources.layouts import list_source
-from fastload.sources.listing import Arrays, Files, Listing, SourceOptions
+from fastload.sources.listing import Arrays, Files, Listing
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tables.frame import read_rows
 from sample_files import write_packed

@@ -10,10 +10,10 @@ import torch
 
 from fastload import OptionError, pack_images
 from fastload.format.ragged import Column
+from fastload.options.measure import BenchOptions, TuneOptions
 from fastload.profiling.bench.benchmark import run_bench
 from fastload.profiling.bench.rivals import plain_loaders
-from fastload.profiling.bench.subject import BenchOptions, CropSample, Subject, random_window
-from fastload.profiling.tune.candidates import TuneOptions
+from fastload.profiling.bench.subject import CropSample, Subject, random_window
 from fastload.profiling.tune.search import Search
 from sample_files import write_packed, write_ragged
 

@@ -13,9 +13,10 @@ from small_files import random_pixels, write_foreign
 
 from fastload import FastLoader, PackedDataset
 from fastload.errors import OptionError
+from fastload.options.measure import TuneOptions
 from fastload.plan import ChunkWindow
 from fastload.profiling.bench.steps import TouchStep
-from fastload.profiling.tune.candidates import Candidate, DataTraits, TuneOptions
+from fastload.profiling.tune.candidates import Candidate, DataTraits
 from fastload.profiling.tune.search import Search
 from fastload.profiling.tune.selection import Row, Trial
 from fastload.profiling.tune.trials import Runner

@@ -9,8 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fastload.errors import OptionError
+from fastload.options.measure import TuneOptions, parse_share
 from fastload.plan import ChunkWindow
-from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, TuneOptions, candidates_of, parse_share
+from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, candidates_of
 from fastload.profiling.tune.selection import FED, TIE, WORSE_MIX, Row, Trial, can_still_win, choose
 
 CANDIDATES = st.builds(

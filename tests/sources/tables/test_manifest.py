@@ -11,8 +11,9 @@ import pytest
 from small_trees import archived, make, notes_of, refused, refused_or_skipped, values, write
 
 from fastload.errors import MissingExtraError, OptionError
+from fastload.options.pack import SourceOptions
 from fastload.sources.layouts import detect_layout, list_source
-from fastload.sources.listing import Listing, SourceOptions
+from fastload.sources.listing import Listing
 
 
 def names(listing: Listing, name: str = "labels") -> tuple[str, ...]:
