@@ -18,7 +18,6 @@ from fastload.inspection.info import inspect_file
 from fastload.inspection.preview import make_preview
 from fastload.inspection.shuffle_quality import measure_shuffles
 from fastload.inspection.verify import verify_file
-from fastload.options.repack import Choice
 from fastload.pack import pack_images
 from fastload.repack import repack_file
 
@@ -43,7 +42,7 @@ def work(file: Path) -> None:
         pack_images(folder, file.with_name(f"{layout}-without.h5"), workers=0)
     largest = max(np.load(file.with_suffix(".npy")).tolist())
     if isinstance(largest, int):
-        report = repack_file(file, file.with_name("one.h5"), choice=Choice(labels=(str(largest),)), workers=0)
+        report = repack_file(file, file.with_name("one.h5"), label=(str(largest),), workers=0)
         print(report.num_samples)
 
 

@@ -13,7 +13,6 @@ from small_files import random_pixels
 from fastload.errors import OptionError
 from fastload.export import export_file
 from fastload.format.ragged import Column
-from fastload.options.repack import Choice
 from fastload.pack import pack_images
 from fastload.repack import repack_file
 from sample_files import write_packed
@@ -71,7 +70,7 @@ def test_labels_below_none_are_not_taken_for_none(tmp_path):
 
 def test_rows_are_chosen_by_any_label_that_occurs(tmp_path):
     file = with_labels(tmp_path / "a.h5", LABELS["ends of int64"])
-    report = repack_file(file, tmp_path / "b.h5", choice=Choice(labels=(str(-(2**63)), "5")), workers=0)
+    report = repack_file(file, tmp_path / "b.h5", label=(str(-(2**63)), "5"), workers=0)
     assert report.num_samples == 2
     with pytest.raises(OptionError, match=r"no label '4': .*numbers are -9223372036854775808 to 9223372036854775807"):
-        repack_file(file, tmp_path / "c.h5", choice=Choice(labels=("4",)), workers=0)
+        repack_file(file, tmp_path / "c.h5", label=("4",), workers=0)

@@ -42,7 +42,6 @@ from fastload.inspection.info import inspect_file
 from fastload.inspection.preview import make_preview
 from fastload.inspection.shuffle_quality import measure_shuffles
 from fastload.inspection.verify import verify_file
-from fastload.options.repack import Choice
 from fastload.pack import pack_images
 from fastload.pack.index import index_files
 from fastload.pack.shards import whole_pages
@@ -370,8 +369,8 @@ def cut_up(one: Path, cuts: list[int], chunk_rows: int, *, codec: str = "keep") 
     chunk_bytes = chunk_rows * read_header(one).fields["images"].row_bytes
     for file, (first, stop) in zip(files, itertools.pairwise(cuts), strict=True):
         np.save(one.with_name("rows.npy"), np.arange(first, stop))
-        choice = Choice(rows=one.with_name("rows.npy"))
-        repack_file(one, file, choice=choice, chunk_bytes=chunk_bytes, codec=codec)
+        choice = {"rows": one.with_name("rows.npy")}
+        repack_file(one, file, **choice, chunk_bytes=chunk_bytes, codec=codec)
     index_files(files, one.with_name("out.h5"))
     return one.with_name("out.h5")
 

@@ -29,7 +29,6 @@ from fastload.format.texts import text_arrays, text_lists
 from fastload.inspection.info import inspect_file
 from fastload.inspection.overlay import labels_of
 from fastload.inspection.verify import verify_file
-from fastload.options.repack import Choice
 from fastload.pack import pack_images
 from fastload.pack.index import index_files
 from fastload.repack import merge_files, repack_file
@@ -212,7 +211,7 @@ def texts_by_key(path: Path) -> dict[str, list[str]]:
 
 
 def test_rows_that_are_repacked_keep_their_texts(packed: Path, tmp_path: Path) -> None:
-    path = repack_file(packed, tmp_path / "b.h5", choice=Choice(labels=("b",)), shuffle=True, workers=0).path
+    path = repack_file(packed, tmp_path / "b.h5", label=("b",), shuffle=True, workers=0).path
     known = texts_by_key(packed)
     found = texts_by_key(path)
     assert len(found) == 14 and all(found[key] == known[key] for key in found)

@@ -10,7 +10,7 @@ import inspect
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import NoneType
@@ -197,7 +197,8 @@ def command(name: str, function: Callable[..., None], examples: str = "") -> Com
         groups[each.name] = [one.name for one in of_command if one.name not in shown.without]
         for one in of_command:
             if one.name in groups[each.name]:
-                add(one.name, one.type(), one.option, one.option.shown or one.argument_default)
+                shown = replace(one.option, least=None)  # which the class checks, as for the function
+                add(one.name, one.type(), shown, one.option.shown or one.argument_default)
     lines.setdefault(_OWN, []).append(("-h, --help", "Show this and exit."))
 
     def callback(*context: click.Context, **values: Any) -> None:

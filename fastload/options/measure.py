@@ -51,6 +51,9 @@ class _MeasureOptions:
     )  # fmt: skip
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_options(self)
+
 
 @dataclass(frozen=True)
 class BenchOptions(_MeasureOptions):
@@ -118,7 +121,7 @@ class TuneOptions(_MeasureOptions):
     `shuffle` and `seed`."""
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if not 0 < self.cpu_budget <= 1:
             raise OptionError(f"cpu_budget={self.cpu_budget!r}: give a share of the CPUs, above 0 and up to 1")
         if not 0 < self.seconds < 86_400:

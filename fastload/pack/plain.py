@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fastload.remote.paths import path_of
 
-_PACKAGES = ("fastload.format.", "fastload.images.", "fastload.pack.", "fastload.remote.", "fastload.sources.")
+_PACKAGES = tuple(f"fastload.{name}." for name in ("format", "images", "options", "pack", "remote", "sources"))
 _STRUCTURE = "structure"
 
 

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_type_hints
 
 import click
 import pytest
@@ -16,13 +15,12 @@ from child_processes import run_python, under_permissions
 from click.testing import CliRunner
 from commands import PROCESS, run
 
-import fastload.cli.pack
-import fastload.cli.repack
+import fastload.cli
 from fastload.cli import app, main
+from fastload.errors import OptionError
 from fastload.export import export_file
-from fastload.format import CHUNK_BYTES
 from fastload.pack import pack_images
-from fastload.repack import merge_files, repack_file
+from fastload.repack import append_images, merge_files, repack_file
 
 COMMANDS = (
     "pack",
@@ -94,24 +92,34 @@ def test_help_is_drawn_as_kept_cuts_no_word_and_fits_a_screen(width):
 
 
 @pytest.mark.parametrize(
-    ("command", "function", "own"),
+    ("name", "function", "own"),
     [
-        (fastload.cli.pack.pack, pack_images, {"context", "dry_run", "plan", "shard_index", "num_shards"}),
-        (fastload.cli.repack.repack, repack_file, {"split", "label", "key", "without", "rows"}),
-        (fastload.cli.repack.merge, merge_files, set()),
-        (fastload.cli.repack.export, export_file, set()),
+        ("pack", pack_images, {"dry_run", "plan", "shard_index", "num_shards"}),
+        ("repack", repack_file, set()),
+        ("merge", merge_files, set()),
+        ("append", append_images, {"file", "output"}),
+        ("export", export_file, set()),
     ],
 )
-def test_a_command_has_the_arguments_of_its_function(command, function, own):
-    ours, theirs = inspect.signature(command).parameters, inspect.signature(function).parameters
-    assert ours.keys() - own == theirs.keys() - {"progress", "choice", "remote"}
-    parsed = {"8MiB": CHUNK_BYTES, "": ()}  # of chunk_bytes and labels
-    hints, choices = get_type_hints(command), get_type_hints(function)
-    for name in ours.keys() - own - {"output"}:  # which a dry run does without
-        default = theirs[name].default
-        assert ours[name].default == default or parsed[ours[name].default] == default, name
-        if "Literal" in str(choices[name]) and name != "bits":
-            assert hints[name] == choices[name], name
+def test_a_command_has_the_arguments_of_its_function(name, function, own):
+    command = app.get_command(click.Context(app), name)
+    ours, theirs = {each.name: each for each in command.params}, inspect.signature(function).parameters
+    assert ours.keys() - own == theirs.keys() - {"progress", "remote", *own}
+    for option in ours.keys() - own:
+        if isinstance(ours[option], click.Option):
+            asked = f"{option}: "
+            assert asked in function.__doc__, "every option is in the docstring"
+
+
+def test_arguments_of_no_option_and_those_of_one_that_are_not_accepted_are_named(tmp_path):
+    with pytest.raises(OptionError, match=r"pack_images has no argument shard=. Did you mean shards=\?"):
+        pack_images(tmp_path, tmp_path / "a.h5", shard=3)
+    with pytest.raises(OptionError, match=r"repack_file has no argument xyzzy=\. It has chunk_bytes, "):
+        repack_file(tmp_path / "a.h5", tmp_path / "b.h5", xyzzy=1)
+    with pytest.raises(OptionError, match="fit='squash' is not known; accepted: crop, pad, stretch"):
+        pack_images(tmp_path, tmp_path / "a.h5", fit="squash")
+    with pytest.raises(OptionError, match="max_size=0: needs at least 1, such as 256"):
+        pack_images(tmp_path, tmp_path / "a.h5", max_size=0)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import time
 
-import click
 import commands
 import h5py
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from PIL import Image
 
 from fastload.cli.pack import print_packed
+from fastload.errors import OptionError
 from fastload.format.header import read_header
 from fastload.options.parse import parse_bytes, parse_size
 from fastload.pack import PackReport
@@ -134,7 +134,7 @@ def test_sizes_and_numbers_of_bytes_are_parsed_and_what_is_none_is_refused():
     counts = {"8MiB": 2**23, "8M": 2**23, "8388608": 2**23, "512K": 2**19, "1.5 GiB": 3 * 2**29, "2MB": 2_000_000}
     assert {text: parse_bytes(text) for text in counts} == counts
     for text in ("", "x", "-3", "8XB", "1e3"):
-        with pytest.raises(click.BadParameter):
+        with pytest.raises(OptionError):
             parse_bytes(text)
 
 

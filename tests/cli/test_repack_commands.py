@@ -32,12 +32,17 @@ def test_merge_says_what_it_joined(packed_copy, tmp_path):
 
 @pytest.mark.parametrize(
     ("format", "made"),
-    [("imagefolder", "train/*/*.png"), ("webdataset", "train-*.tar"), ("hf", "train/metadata.jsonl"), ("png", "train")],
+    [
+        ("imagefolder", "train/*/*.png"),
+        ("webdataset", "train-*.tar"),
+        ("hf", "train/metadata.jsonl"),
+        ("folder", "train"),
+    ],
 )
 def test_export_writes_each_format(packed_copy, tmp_path, format, made):
     text = said("export", packed_copy, tmp_path / "out", "--format", format)
     assert "exported 20 images into" in text and list((tmp_path / "out").glob(made))
-    assert ("fastload.json" in {path.name for path in (tmp_path / "out").iterdir()}) == (format == "png")
+    assert ("fastload.json" in {path.name for path in (tmp_path / "out").iterdir()}) == (format == "folder")
 
 
 def test_shards_have_at_most_so_many_bytes(packed_copy, tmp_path):

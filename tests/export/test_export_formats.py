@@ -285,6 +285,5 @@ def test_options_of_one_format_are_refused_by_another(tmp_path: Path) -> None:
         export_file(source, tmp_path / "out", shard_bytes=2**20)
     with pytest.raises(OptionError, match="format='zip' is not known; accepted: folder, imagefolder, webdataset, hf"):
         export_file(source, tmp_path / "out", format="zip")  # type: ignore[arg-type]
-    with pytest.warns(DeprecationWarning, match='format="folder" now'):
-        export_file(source, tmp_path / "out", format="png")
+    export_file(source, tmp_path / "out", format="folder")
     assert {SIDECAR, FIELDS} <= set(files_in(tmp_path / "out"))

@@ -18,8 +18,9 @@ from fastload.images.decode import decode_image
 from fastload.images.fit import Fit, Target
 from fastload.images.image_header import large_images
 from fastload.options.pack import PackOptions
-from fastload.pack import pack_options, survey_source
+from fastload.pack import survey_source
 from fastload.repack import append_images
+from fastload.system import machine
 
 LIMIT = 200 * 150
 UINT8 = np.dtype(np.uint8)
@@ -120,7 +121,7 @@ def test_one_that_takes_more_memory_than_a_worker_may_use_is_named_with_its_size
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     available: Callable[[], int] = lambda: 1_000_000  # noqa: E731
-    monkeypatch.setattr(pack_options, "available_memory", available)
+    monkeypatch.setattr(machine, "available_memory", available)
     said = r"b/5.png.* takes about 1.8 MiB .*400x300 pixels .*`--allow-large-images`.*976.6 KiB.*`--workers`"
     with pytest.raises(SourceError, match=said):
         pack_images(source, tmp_path / "a.h5", workers=0, size=32, allow_large_images=True)

@@ -14,7 +14,6 @@ from PIL import Image
 from fastload.errors import OptionError, SourceError
 from fastload.format.header import read_header
 from fastload.inspection.verify import verify_file
-from fastload.options.repack import Choice
 from fastload.pack import encode, pack_images
 from fastload.repack import append_images, repack_file
 
@@ -155,9 +154,9 @@ def test_what_does_not_fit_is_refused_by_name_and_the_file_stays(tmp_path):
 def test_rows_are_left_out_by_the_patterns_of_their_keys(tmp_path):
     out = tmp_path / "a.h5"
     pack_images(photos(tmp_path / "old", {"cat": 3, "dog": 3}), out, workers=0)
-    repack_file(out, tmp_path / "b.h5", choice=Choice(without=("train/cat/*", "*/011.png")), workers=0)
+    repack_file(out, tmp_path / "b.h5", without=("train/cat/*", "*/011.png"), workers=0)
     assert set(rows_of(out)) - set(rows_of(tmp_path / "b.h5")) == {
         "train/cat/000.png", "train/cat/001.png", "train/cat/002.png", "val/dog/011.png",
     }  # fmt: skip
     with pytest.raises(OptionError, match="no key fits 'bird"):
-        repack_file(out, tmp_path / "c.h5", choice=Choice(without=("bird/*",)), workers=0)
+        repack_file(out, tmp_path / "c.h5", without=("bird/*",), workers=0)

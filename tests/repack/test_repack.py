@@ -18,7 +18,6 @@ from fastload.export import export_file
 from fastload.format.header import read_header
 from fastload.format.ragged import Column
 from fastload.inspection.verify import verify_file
-from fastload.options.repack import Choice
 from fastload.pack import pack_images
 from fastload.repack import merge_files, repack_file
 from sample_files import write_packed
@@ -90,7 +89,7 @@ def test_a_foreign_file_becomes_linear(tmp_path):
 
 
 def test_a_file_without_images_keeps_its_arrays(tmp_path):
-    repack_file(write_tokens(tmp_path / "a.h5"), tmp_path / "b.h5", choice=Choice(keys=("1?",)))
+    repack_file(write_tokens(tmp_path / "a.h5"), tmp_path / "b.h5", key=("1?",))
     with h5py.File(tmp_path / "b.h5") as file:
         assert np.array_equal(file["tokens"][()], np.arange(30, 60).reshape(10, 3))
     with pytest.raises(OptionError, match="holds no images"):
@@ -99,8 +98,8 @@ def test_a_file_without_images_keeps_its_arrays(tmp_path):
 
 def test_rows_are_chosen_by_all_conditions_together(tmp_path):
     source = make(tmp_path / "a.h5")
-    choice = Choice(splits=("val",), labels=("ant", "2"), keys=("0000004*", "0000005[0-4]"))
-    repack_file(source, tmp_path / "b.h5", choice=choice)
+    choice = {"split": ("val",), "label": ("ant", "2"), "key": ("0000004*", "0000005[0-4]")}
+    repack_file(source, tmp_path / "b.h5", **choice)
     with h5py.File(tmp_path / "b.h5") as file:
         kept = [int(key) for key in file["key"][()]]
         assert kept == [row for row in range(40, 55) if row % 3 in (1, 2)]
@@ -120,7 +119,7 @@ def test_an_index_file_chooses_rows_and_their_order(tmp_path, suffix):
         np.save(index, np.array(rows, np.uint16))
     else:
         index.write_text("# rows\n" + "\n".join(map(str, rows)))
-    repack_file(make(tmp_path / "a.h5"), tmp_path / "b.h5", choice=Choice(rows=index))
+    repack_file(make(tmp_path / "a.h5"), tmp_path / "b.h5", rows=index)
     with h5py.File(tmp_path / "b.h5") as file:
         assert [int(key) for key in file["key"][()]] == [3, 17, 50, 41]
     assert not read_header(tmp_path / "b.h5").shuffled
@@ -129,11 +128,11 @@ def test_an_index_file_chooses_rows_and_their_order(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (Choice(splits=("test",)), "no split 'test'; it has 'train', 'val'"),
-        (Choice(labels=("dog",)), "no label 'dog'.*cat, ant, bee"),
-        (Choice(labels=("3",)), "no label '3'"),
-        (Choice(keys=("x*",)), "no key fits 'x\\*'; keys look like 00000000"),
-        (Choice(splits=("val",), keys=("00000001",)), "no row fits all"),
+        ({"split": ("test",)}, "no split 'test'; it has 'train', 'val'"),
+        ({"label": ("dog",)}, "no label 'dog'.*cat, ant, bee"),
+        ({"label": ("3",)}, "no label '3'"),
+        ({"key": ("x*",)}, "no key fits 'x\\*'; keys look like 00000000"),
+        ({"split": ("val",), "key": ("00000001",)}, "no row fits all"),
         ("1\n2\n1\n", "rows stand there more than once: 1"),
         ("1\n60\n", "row 60 is not in .*0 to 59"),
         ("-1\n", "row -1 is not in"),
@@ -145,12 +144,12 @@ def test_an_index_file_chooses_rows_and_their_order(tmp_path, suffix):
     ],
 )
 def test_a_choice_that_means_nothing_is_named(tmp_path, choice, message):
-    if not isinstance(choice, Choice):
+    if not isinstance(choice, dict):
         index = tmp_path / ("rows.txt" if isinstance(choice, str) else "rows.npy")
         index.write_text(choice) if isinstance(choice, str) else np.save(index, choice)
-        choice = Choice(rows=index)
+        choice = {"rows": index}
     with pytest.raises(OptionError, match=message):
-        repack_file(make(tmp_path / "a.h5"), tmp_path / "b.h5", choice=choice)
+        repack_file(make(tmp_path / "a.h5"), tmp_path / "b.h5", **choice)
     assert not (tmp_path / "b.h5").exists()
 
 
