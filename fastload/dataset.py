@@ -37,15 +37,14 @@ from fastload.format.joined import check_list, open_files
 from fastload.format.valid import folder_of_files
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
-from fastload.read.fields import forms_of_samples, image_axes, text_fields, with_counts
 from fastload.read.identity import check_path, is_unchanged
 from fastload.read.linear import Read
 from fastload.read.readahead import ReadAhead
+from fastload.read.reader import Rows, forms_of_samples, image_axes, open_rows, text_fields, texts_of, with_counts
 from fastload.read.row_check import Check
 from fastload.read.row_errors import sample_name
-from fastload.read.rows import Rows, open_rows, texts_of
 from fastload.remote.open_url import open_remote
-from fastload.remote.options import Remote, is_url
+from fastload.remote.urls import Remote, is_url
 from fastload.system.text import counted, object_html, object_text
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
 from fastload.transforms.tv_tensors import OnTvTensors, is_v2, refuse_image_transforms

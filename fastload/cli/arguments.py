@@ -24,7 +24,7 @@ def parse_size(text: str) -> int | tuple[int, int]:
 def parse_path(text: str) -> Path:
     """Parses a path, or the URL of an object."""
     from fastload.errors import OptionError
-    from fastload.remote.paths import path_of
+    from fastload.remote.urls import path_of
 
     try:
         return path_of(text)
@@ -54,7 +54,7 @@ def parse_bytes(text: str) -> int:
 
 def parse_file(text: str) -> Path | str:
     """Parses a path, or a URL, which stays text."""
-    from fastload.remote.options import is_url
+    from fastload.remote.urls import is_url
 
     return text if is_url(text) else Path(text)
 

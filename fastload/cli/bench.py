@@ -76,7 +76,7 @@ def bench(
     with one_line_errors():
         check_report(report, force=force)
         from fastload.profiling.bench.benchmark import BenchOptions, run_bench
-        from fastload.remote.opening import as_given, short_name
+        from fastload.remote.urls import as_given, short_name
 
         asked = BenchOptions(
             batch_size=batch_size, seconds=seconds, workers=workers, shuffle=_SHUFFLES[shuffle], device=device,
@@ -93,7 +93,7 @@ def bench(
 
 def _print(result: BenchResult) -> None:
     from fastload.profiling.bench.benchmark import fault_facts, rival_table
-    from fastload.remote.opening import short_name
+    from fastload.remote.urls import short_name
 
     channels, height, width = result.image_shape
     shape = f"{height} x {width} x {channels}" if height and width else f"several sizes, {channels} channels"

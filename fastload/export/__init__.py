@@ -34,7 +34,8 @@ from fastload.format.header import PackedFile
 from fastload.format.writer import writer_name
 from fastload.pack.pack_options import Progress
 from fastload.read.checked import close_readers
-from fastload.remote.opening import FileName, local_path, open_packed
+from fastload.remote.open_url import open_packed
+from fastload.remote.urls import FileName, local_path
 from fastload.repack.packed_listing import Choice, choose_rows, list_packed, regroup
 from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.exported import FIELDS, SIDECAR

@@ -53,8 +53,7 @@ from fastload.pack.plan_file import PlanFile, index_shards, pack_planned, planne
 from fastload.pack.pool import PackPool
 from fastload.pack.shards import ShardOptions, ShardPlan, joined_report, pack_shards, plan_shards
 from fastload.pack.survey import Survey, survey_listing
-from fastload.remote.options import Remote
-from fastload.remote.paths import ObjectPath, path_of, requests_as
+from fastload.remote.urls import ObjectPath, Remote, path_of, requests_as
 from fastload.sources.listing import BoxesOf, BoxForm, Listing, MasksWanted, OnError, only_arrays
 from fastload.sources.mask_classes import MaskSize, with_mask_options
 from fastload.sources.open_tree import open_tree

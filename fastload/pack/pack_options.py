@@ -16,8 +16,7 @@ from fastload.format.codecs import parse_codec
 from fastload.format.header import PackedFile
 from fastload.format.writer import CHUNK_BYTES
 from fastload.images.image_header import large_images
-from fastload.remote.options import Remote
-from fastload.remote.paths import path_of
+from fastload.remote.urls import Remote, path_of
 from fastload.sources.listing import BoxesOf, BoxForm, Listing, MasksWanted, OnError, SourceOptions
 from fastload.sources.mask_classes import MaskOptions, MaskSize, read_palette
 from fastload.system.files import is_below

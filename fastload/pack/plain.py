@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.remote.paths import path_of
+from fastload.remote.urls import path_of
 
 _PACKAGES = ("fastload.format.", "fastload.images.", "fastload.pack.", "fastload.remote.", "fastload.sources.")
 _STRUCTURE = "structure"

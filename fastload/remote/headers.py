@@ -14,10 +14,9 @@ import xxhash
 
 from fastload.errors import FastloadError, FormatError
 from fastload.format.header import PackedFile, check_header, open_hdf5, read_header
-from fastload.remote.agreement import agreed
-from fastload.remote.cached import sparse_memory
+from fastload.remote.cache import sparse_memory
 from fastload.remote.chunks import TAIL_BYTES, Range, extent_of, is_large, joined_ranges, without
-from fastload.remote.client import Client
+from fastload.remote.client import Client, agreed
 from fastload.system.files import read_bytes, write_at
 
 _WHOLE_BYTES = 16 * 2**20  # objects up to this size are fetched whole

@@ -18,8 +18,7 @@ from typing import IO, Any, NamedTuple
 from fastload.remote.backend import ObjectInfo
 from fastload.remote.client import Client, open_client
 from fastload.remote.cloud import split
-from fastload.remote.options import Remote
-from fastload.remote.paths import ObjectPath, remote_in_force
+from fastload.remote.urls import ObjectPath, Remote, remote_in_force
 
 HELD_BYTES = 64 * 2**20
 """Bytes that are fetched ahead in a process; more are when a single range is larger."""

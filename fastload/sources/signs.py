@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
-from fastload.remote.paths import ObjectPath
+from fastload.remote.urls import ObjectPath
 from fastload.sources.assemble import Draft, header_of, stem_of
 from fastload.sources.folder import (
     IMAGE_FOLDERS,

@@ -38,7 +38,7 @@ from fastload.errors import (
 from fastload.format.header import read_header
 from fastload.format.ragged import Column
 from fastload.remote.open_url import open_remote
-from fastload.remote.options import Remote
+from fastload.remote.urls import Remote
 from fastload.repack import repack_file
 
 WINDOW = ChunkWindow(4)
