@@ -247,10 +247,8 @@ class PackedDataset(Dataset[Any]):
             else:
                 file = replace(file, given=self._given, digests=self._digests)
                 known = replace(file, identity=self._identity, header_digest=self._digest)
-                alike, (then, now) = (
-                    is_unchanged(known, file.identity),
-                    map(_described, (known.identity, file.identity)),
-                )
+                alike = is_unchanged(known, file.identity)
+                then, now = map(_described, (known.identity, file.identity))
             if not alike:
                 raise FileChangedError(
                     f"{file.name}: changed since the dataset was made: {then} then, {now} now. Make the dataset again."
@@ -373,17 +371,13 @@ class PackedDataset(Dataset[Any]):
 
     def data_identity(self) -> str:
         """Returns a string that identifies the file's content and the rows chosen; saved states are checked by it."""
-        digest, rows = self._content, self.rows
+        digest, rows = self._of_folder or self.file.header_digest, self.rows
         for name, field in sorted(self._labels.items()):
             said = repr((field.names, field.renumbered)) + (name if name != "labels" else "")
             digest = f"{digest}/{hashlib.sha256(said.encode()).hexdigest()[:16]}"
         if not isinstance(rows, range):
             return f"{digest}/{hashlib.sha256(rows.tobytes()).hexdigest()[:16]}"
         return digest if rows == range(self.file.num_rows) else f"{digest}/{rows.start}-{rows.stop - 1}"
-
-    @property
-    def _content(self) -> str:
-        return self._of_folder or self.file.header_digest
 
     def as_chosen(self, other: PackedDataset) -> PackedDataset:
         """Returns this dataset with the samples, fields and transform of another dataset of the same source."""
@@ -571,15 +565,11 @@ class PackedDataset(Dataset[Any]):
         samples = self.samples(self._file_rows(np.asarray(indices, dtype=np.int64)))
         transform = self.sample_transform
         made = samples if transform is None else [transform(sample) for sample in samples]
-        if transform is None and not self._varied:
+        varied = any(self.file.fields[name].varied for name in self._from_file)
+        if transform is None and not varied and not self.text_fields:
             return made
         # A `DataLoader` asks for the samples of a batch at once, and then calls its collate_fn.
         return _UnevenBatch(made, self._uneven) if self._uneven(made) else made
-
-    @property
-    def _varied(self) -> bool:
-        """Whether samples differ in shape, or have lists of texts."""
-        return bool(self.text_fields) or any(self.file.fields[name].varied for name in self._from_file)
 
     def _uneven(self, samples: Sequence[Any], *, texts: bool = True) -> str:
         """Returns why torch's `default_collate` makes no batch of samples, and what to do; "" if shapes are equal.

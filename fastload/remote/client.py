@@ -9,13 +9,14 @@ that is damaged gives the same bytes again.
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 from urllib.parse import quote
 
 from fastload.errors import (
@@ -413,6 +414,40 @@ class Client:
             f"{url}: {what} it {counted(tries, 'time')} in {seconds_text(took_s)}, without success. Last: {why}. "
             f"{_FIXES[failure.kind]} Remote(give_up_after=seconds) sets for how long."
         )
+
+
+class ObjectFile(io.RawIOBase):
+    """An object of so many bytes as a file that is read, from anywhere in it."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes, self._at = num_bytes, 0
+
+    def bytes_at(self, first: int, count: int) -> bytes:
+        """Returns bytes of the object from `first` on, which has so many: one or more of them."""
+        raise NotImplementedError
+
+    def readinto(self, memory: Any) -> int:
+        view = memoryview(memory).cast("B")
+        count = max(0, min(len(view), self._num_bytes - self._at))
+        data = self.bytes_at(self._at, count) if count else b""
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._num_bytes}[whence]
+        if self._at < 0:
+            raise ValueError(f"negative seek position {self._at}")
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
 
 
 class Upload:
