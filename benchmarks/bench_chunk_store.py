@@ -39,7 +39,7 @@ import xxhash
 import harness
 from fastload.read.linear import _mmap
 from fastload.remote.cache import CacheFolder
-from fastload.remote.cached import dataset_on_disk, digest_of
+from fastload.remote.sparse_copies import dataset_on_disk, digest_of
 from fastload.system import native
 
 ROW_BYTES, CHUNK_ROWS, SHARDS = 3072, 8, 20

@@ -51,10 +51,10 @@ import numpy as np
 import harness
 from bench_scale import random_array
 from fastload import ChunkWindow, FastLoader, PackedDataset, Remote, pack_images
-from fastload.read.rows import open_rows
+from fastload.read.reader import open_rows
 from fastload.remote.client import open_client
 from fastload.remote.open_url import open_remote
-from fastload.remote.shards import RemoteShards
+from fastload.remote.remote_shards import RemoteShards
 
 ROW_SHAPE = (218, 178, 3)
 LATENCY_S, BYTES_PER_S, CONNECTIONS = 0.05, 20e6, 32

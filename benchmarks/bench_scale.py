@@ -63,7 +63,7 @@ from fastload.format.writer import PixelSpec, chunk_rows_for, create_file, dump_
 from fastload.pack.index import index_files
 from fastload.pack.shards import shard_path, whole_pages
 from fastload.plan import ChunkWindow, EpochPlan
-from fastload.read.rows import open_rows
+from fastload.read.reader import open_rows
 from fastload.system.files import save_bytes
 
 ROW_SHAPE = (32, 32, 3)

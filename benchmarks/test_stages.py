@@ -20,7 +20,7 @@ from fastload.format.header import read_header
 from fastload.images.decode import decode_image
 from fastload.images.fit import Target
 from fastload.plan import EpochPlan, permute
-from fastload.read.rows import open_rows
+from fastload.read.reader import open_rows
 from fastload.transforms import CenterCrop, Draws, Normalize, RandomCrop, RandomHorizontalFlip
 from sample_files import write_packed
 

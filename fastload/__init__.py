@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from fastload.profiling.doctor.in_process import diagnose
     from fastload.profiling.meter import Meter
     from fastload.profiling.report import write_report
-    from fastload.remote.options import Remote
+    from fastload.remote.urls import Remote
     from fastload.samplers import ChunkBatchSampler, ChunkSampler, DistributedChunkSampler
 
 __all__ = [
@@ -120,7 +120,7 @@ _HOMES = {
     "MixedEcho": "fastload.plan",
     "PackedDataset": "fastload.dataset",
     "Pad": "fastload.loader.options",
-    "Remote": "fastload.remote.options",
+    "Remote": "fastload.remote.urls",
     "Weighted": "fastload.plan",
     "Workers": "fastload.loader.options",
     "diagnose": "fastload.profiling.doctor.in_process",

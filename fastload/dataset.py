@@ -37,15 +37,14 @@ from fastload.format.joined import check_list, open_files
 from fastload.format.valid import folder_of_files
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
-from fastload.read.fields import forms_of_samples, image_axes, text_fields, with_counts
 from fastload.read.identity import check_path, is_unchanged
 from fastload.read.linear import Read
 from fastload.read.readahead import ReadAhead
+from fastload.read.reader import Rows, forms_of_samples, image_axes, open_rows, text_fields, texts_of, with_counts
 from fastload.read.row_check import Check
 from fastload.read.row_errors import sample_name
-from fastload.read.rows import Rows, open_rows, texts_of
 from fastload.remote.open_url import open_remote
-from fastload.remote.options import Remote, is_url
+from fastload.remote.urls import Remote, is_url
 from fastload.system.text import counted, object_html, object_text
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
 from fastload.transforms.tv_tensors import OnTvTensors, is_v2, refuse_image_transforms
@@ -248,10 +247,8 @@ class PackedDataset(Dataset[Any]):
             else:
                 file = replace(file, given=self._given, digests=self._digests)
                 known = replace(file, identity=self._identity, header_digest=self._digest)
-                alike, (then, now) = (
-                    is_unchanged(known, file.identity),
-                    map(_described, (known.identity, file.identity)),
-                )
+                alike = is_unchanged(known, file.identity)
+                then, now = map(_described, (known.identity, file.identity))
             if not alike:
                 raise FileChangedError(
                     f"{file.name}: changed since the dataset was made: {then} then, {now} now. Make the dataset again."
@@ -374,17 +371,13 @@ class PackedDataset(Dataset[Any]):
 
     def data_identity(self) -> str:
         """Returns a string that identifies the file's content and the rows chosen; saved states are checked by it."""
-        digest, rows = self._content, self.rows
+        digest, rows = self._of_folder or self.file.header_digest, self.rows
         for name, field in sorted(self._labels.items()):
             said = repr((field.names, field.renumbered)) + (name if name != "labels" else "")
             digest = f"{digest}/{hashlib.sha256(said.encode()).hexdigest()[:16]}"
         if not isinstance(rows, range):
             return f"{digest}/{hashlib.sha256(rows.tobytes()).hexdigest()[:16]}"
         return digest if rows == range(self.file.num_rows) else f"{digest}/{rows.start}-{rows.stop - 1}"
-
-    @property
-    def _content(self) -> str:
-        return self._of_folder or self.file.header_digest
 
     def as_chosen(self, other: PackedDataset) -> PackedDataset:
         """Returns this dataset with the samples, fields and transform of another dataset of the same source."""
@@ -572,15 +565,11 @@ class PackedDataset(Dataset[Any]):
         samples = self.samples(self._file_rows(np.asarray(indices, dtype=np.int64)))
         transform = self.sample_transform
         made = samples if transform is None else [transform(sample) for sample in samples]
-        if transform is None and not self._varied:
+        varied = any(self.file.fields[name].varied for name in self._from_file)
+        if transform is None and not varied and not self.text_fields:
             return made
         # A `DataLoader` asks for the samples of a batch at once, and then calls its collate_fn.
         return _UnevenBatch(made, self._uneven) if self._uneven(made) else made
-
-    @property
-    def _varied(self) -> bool:
-        """Whether samples differ in shape, or have lists of texts."""
-        return bool(self.text_fields) or any(self.file.fields[name].varied for name in self._from_file)
 
     def _uneven(self, samples: Sequence[Any], *, texts: bool = True) -> str:
         """Returns why torch's `default_collate` makes no batch of samples, and what to do; "" if shapes are equal.

@@ -19,7 +19,7 @@ from fastload import errors
 
 PACKAGE = Path(fastload.__file__).parent
 TORCH_FREE = """
-errors format.header format.writer images.decode sources.layouts sources.objects pack plan read.rows inspection.info
+errors format.header format.writer images.decode sources.layouts sources.objects pack plan read.reader inspection.info
 inspection.shuffle_quality inspection.verify inspection.preview repack export estimate profiling.meter
 profiling.verdict profiling.doctor.examine profiling.report remote.client cli
 """.split()

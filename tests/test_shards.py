@@ -48,9 +48,8 @@ from fastload.pack.shards import whole_pages
 from fastload.plan import ChunkWindow, EpochPlan
 from fastload.prefetch.inputs import PackedInput, shuffle_of
 from fastload.read import store as store_module
-from fastload.read.columns import open_columns
 from fastload.read.linear import MappedShards
-from fastload.read.rows import open_rows
+from fastload.read.reader import open_columns, open_rows
 from fastload.repack import append_images, merge_files, repack_file
 from fastload.system import native
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop

@@ -43,7 +43,7 @@ def bench(
         check_report(report, force=force)
         from fastload.options.measure import BenchOptions
         from fastload.profiling.bench.benchmark import run_bench
-        from fastload.remote.opening import as_given, short_name
+        from fastload.remote.urls import as_given, short_name
 
         asked = from_arguments(BenchOptions, options)
         with live_panel(f"bench {short_name(as_given(file))}", total_s=asked.total_s) as show:
@@ -56,7 +56,7 @@ def bench(
 
 def _print(result: BenchResult) -> None:
     from fastload.profiling.bench.benchmark import fault_facts, rival_table
-    from fastload.remote.opening import short_name
+    from fastload.remote.urls import short_name
 
     channels, height, width = result.image_shape
     shape = f"{height} x {width} x {channels}" if height and width else f"several sizes, {channels} channels"

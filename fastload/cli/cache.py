@@ -28,7 +28,7 @@ from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
     from fastload.remote.contents import CacheCheck, CacheContents, CachedContent, Cleared
-    from fastload.remote.options import Remote
+    from fastload.remote.urls import Remote
 
 
 CacheFolder = Annotated[
@@ -113,7 +113,7 @@ cache = Commands(
 
 
 def _remote(folder: Path | None, shared: bool) -> Remote:
-    from fastload.remote.options import Remote
+    from fastload.remote.urls import Remote
 
     return Remote(cache=folder, shared=shared)
 

@@ -73,7 +73,7 @@ def info(
             quality = measure_shuffles(file, batch_size=batch_size)
         estimates = None
         if stores:
-            from fastload.remote.opening import local_path
+            from fastload.remote.urls import local_path
 
             local_path(
                 file,
@@ -288,7 +288,7 @@ def preview(
         raise click.UsageError("--count goes with images that are chosen here: --rows shows all that it names.")
     with one_line_errors():
         from fastload.inspection.preview import make_preview
-        from fastload.remote.opening import as_given, short_name
+        from fastload.remote.urls import as_given, short_name
 
         given = as_given(file)
         target = output or (Path(given.rpartition("/")[2]) if isinstance(given, str) else given).with_suffix(".png")

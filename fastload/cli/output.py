@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastload.errors import FastloadError, OutputError, training_needs
-from fastload.remote.options import is_url, shown
+from fastload.remote.urls import is_url, shown
 from fastload.system.advice import advice
 from fastload.system.text import counted, format_bytes
 

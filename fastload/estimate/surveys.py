@@ -21,9 +21,8 @@ from fastload.pack.decisions import Form, RaggedPlan, jpegs_kept_and_made, row_s
 from fastload.pack.encode import HEADERS
 from fastload.pack.survey import Survey
 from fastload.read.checked import close_readers
-from fastload.read.columns import open_columns
-from fastload.read.rows import open_rows
-from fastload.read.table import index_part
+from fastload.read.reader import open_columns, open_rows
+from fastload.read.row_table import index_part
 from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Arrays, Masks
 from fastload.system.machine import available_cpus

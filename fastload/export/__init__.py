@@ -35,7 +35,8 @@ from fastload.options import from_arguments, takes
 from fastload.options.keywords import ExportKeywords
 from fastload.options.repack import Choice, ExportOptions
 from fastload.read.checked import close_readers
-from fastload.remote.opening import FileName, local_path, open_packed
+from fastload.remote.open_url import open_packed
+from fastload.remote.urls import FileName, local_path
 from fastload.repack.packed_listing import choose_rows, list_packed, regroup
 from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.exported import FIELDS, SIDECAR

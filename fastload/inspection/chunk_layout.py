@@ -16,7 +16,7 @@ from fastload.format.digests import plain
 from fastload.format.header import PackedFile
 from fastload.format.ragged import ENCODINGS
 from fastload.format.writer import chunk_rows_for
-from fastload.read.table import index_part
+from fastload.read.row_table import index_part
 from fastload.system.advice import advice
 from fastload.system.text import format_bytes
 

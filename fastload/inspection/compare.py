@@ -26,7 +26,7 @@ from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import read_headers
 from fastload.read.checked import CheckedSamples, open_samples
-from fastload.read.columns import open_columns
+from fastload.read.reader import open_columns
 from fastload.sources.layouts import LAYOUTS, list_source
 from fastload.sources.listing import Listing
 from fastload.sources.mask_classes import with_mask_options

@@ -29,18 +29,16 @@ from fastload.inspection.chunk_layout import (
     findings,
     repack_hint,
 )
-from fastload.read.columns import open_columns
 from fastload.read.linear import FILE_SYSTEMS, resolve_read_mode
-from fastload.read.table import index_part
-from fastload.remote.open_url import open_remote
-from fastload.remote.opening import FileName, as_given, open_packed, short_name
-from fastload.remote.options import is_url
+from fastload.read.row_table import index_part
+from fastload.remote.open_url import open_packed, open_remote
+from fastload.remote.urls import FileName, as_given, is_url, short_name
 from fastload.system import syscalls
 from fastload.system.advice import advice
 from fastload.system.text import text_of
 
 if TYPE_CHECKING:
-    from fastload.remote.shards import RemoteShards
+    from fastload.remote.remote_shards import RemoteShards
 
 MAX_COUNTED_BYTES = 256 * 2**20
 _MOST_OBJECTS = 1000  # of a file that FastLoader cannot read; each takes 0.3 ms
@@ -244,6 +242,8 @@ def _inspect_index(header: PackedFile, file: h5py.File | None) -> FileInfo:
         )
         for name, field in header.fields.items()
     }
+    from fastload.read.reader import open_columns  # 15 ms, which most files do not need
+
     with open_columns(header) as columns:
         counts, images = _class_counts(columns, header), header.fields.get("images")
         captions = tuple(captions_of_row(columns, 0))
@@ -406,7 +406,7 @@ def _mask_shares(header: PackedFile) -> dict[int, float]:
     field = header.fields.get("masks")
     if field is None or not header.num_rows or field.dtype.name not in ("uint8", "uint16") or len(field.shape) != 2:
         return {}
-    from fastload.read.rows import open_rows  # which imports more than other files need
+    from fastload.read.reader import open_rows  # which imports more than other files need
 
     count = max(1, min(_MOST_MASKS, _MASK_BYTES // field.row_bytes, header.num_rows))
     rows = np.arange(count) * header.num_rows // count

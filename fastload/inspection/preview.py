@@ -24,9 +24,10 @@ from fastload.format.header import PIXEL_FIELDS, PackedFile
 from fastload.inspection.overlay import Entry, Font, Marks, drawn_over, labels_of, legend_of, marks_of, wrap
 from fastload.inspection.shuffle_quality import one_from_each_part
 from fastload.read.checked import CheckedSamples
-from fastload.read.columns import open_columns
+from fastload.read.reader import open_columns
 from fastload.read.row_errors import sample_error
-from fastload.remote.opening import FileName, open_packed
+from fastload.remote.open_url import open_packed
+from fastload.remote.urls import FileName
 from fastload.system.files import check_new_file, save_bytes
 from fastload.system.text import format_bytes
 

@@ -21,8 +21,9 @@ from fastload.errors import OptionError
 from fastload.format.header import PackedFile
 from fastload.plan import ChunkWindow, EpochPlan, ResolvedShuffle, randomness, resolve_shuffle
 from fastload.plan.randomness import Ints, LabelMix
-from fastload.read.columns import open_columns
-from fastload.remote.opening import FileName, open_packed
+from fastload.read.reader import open_columns
+from fastload.remote.open_url import open_packed
+from fastload.remote.urls import FileName
 
 WINDOWS = (1, 4, 16, 64)
 EPOCHS = (4, 16)

@@ -6,7 +6,6 @@ ends the process.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -21,17 +20,18 @@ from fastload.format.digests import DIGEST_FIELDS, header_digest, row_digests
 from fastload.format.header import PIXEL_FIELDS, PackedFile, by_block, open_hdf5, read_shard, require_digests
 from fastload.format.shards import check_mappings
 from fastload.read.checked import CHANGED, CheckedSamples
-from fastload.read.columns import open_columns
 from fastload.read.identity import check_path
-from fastload.read.table import index_part
-from fastload.remote.opening import FileName, as_given, local_path, open_packed, short_name
+from fastload.read.reader import open_columns
+from fastload.read.row_table import index_part
+from fastload.remote.open_url import open_packed
+from fastload.remote.urls import FileName, as_given, local_path, short_name
 from fastload.system.machine import worker_count
 from fastload.system.text import text_of
 from fastload.system.threads import in_threads
 
 if TYPE_CHECKING:
     from fastload.inspection.compare import SourceReport
-    from fastload.read.held_rows import HeldRows
+    from fastload.read.remote_store import HeldRows
 
 SPAN_BYTES = 8 * 2**20
 FIELD_ROWS = 65_536
@@ -268,7 +268,7 @@ def _held_rows(index: PackedFile, shard: int) -> AbstractContextManager[HeldRows
     """Returns what fetches the rows of a shard ahead while they are checked; None if they are in its file."""
     if index.remote is None:
         return nullcontext()
-    from fastload.read.held_rows import HeldRows  # imports what files of this machine do not need
+    from fastload.read.remote_store import HeldRows  # imports what files of this machine do not need
 
     return HeldRows(index, shard)
 
@@ -285,7 +285,11 @@ def _damaged_pixels(
     spans = [range(start, min(start + step, file.num_rows)) for start in range(0, file.num_rows, step)]
     found: list[tuple[int, str]] = []
     with closing(CheckedSamples(file)) as samples:
-        work = samples.damaged if held is None else functools.partial(held.damaged, samples)
+
+        def work(rows: range) -> list[tuple[int, str]]:
+            with nullcontext() if held is None else held.pixels(rows):
+                return samples.damaged(rows)
+
         tasks = spans if held is None else held.ahead(spans)
         # Several threads are for reading: hashing is faster than memory anyway.
         for rows, wrong in in_threads(lambda rows: (rows, work(rows)), tasks, workers):

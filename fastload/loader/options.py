@@ -30,7 +30,7 @@ from fastload.prefetch.inputs import Input, as_input, shuffle_of
 from fastload.prefetch.loader_plan import BatchForm, LoaderPlan, group_size
 from fastload.prefetch.recipe import Recipe, as_list, make_recipe, why_slow
 from fastload.prefetch.waiting import check_timeout
-from fastload.remote.options import is_url
+from fastload.remote.urls import is_url
 from fastload.system import native
 
 _MOST_MULTIPLE = 4096

@@ -23,7 +23,7 @@ from fastload.options.pack import (
     Progress,
 )
 from fastload.options.repack import ExportFormat, ExportLayout
-from fastload.remote.options import Remote
+from fastload.remote.urls import Remote
 
 
 class PackKeywords(TypedDict, total=False):

@@ -15,8 +15,7 @@ from fastload.format import CHUNK_BYTES
 from fastload.options import check_options, from_arguments, option
 from fastload.options.masks import Palette, classes_of_palette, classes_of_values, read_palette
 from fastload.options.parse import parse_bytes, parse_names, parse_path, parse_size
-from fastload.remote.options import Remote
-from fastload.remote.paths import path_of
+from fastload.remote.urls import Remote, path_of
 
 if TYPE_CHECKING:
     from fastload.format.header import PackedFile

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from fastload.errors import OptionError
-from fastload.remote.options import is_url
-from fastload.remote.paths import path_of
+from fastload.remote.urls import is_url, path_of
 from fastload.system.text import bytes_of
 
 

@@ -29,7 +29,17 @@ import numpy as np
 from fastload.errors import OptionError, PackError, check_choice, check_whole
 from fastload.options import takes
 from fastload.options.keywords import PackKeywords
-from fastload.options.pack import OnError, PackCall, PackOptions, Progress, pack_call
+from fastload.options.pack import (
+    BoxesOf,
+    BoxForm,
+    MaskSize,
+    MasksWanted,
+    OnError,
+    PackCall,
+    PackOptions,
+    Progress,
+    pack_call,
+)
 from fastload.pack.begin import begin_or_resume, discard, free_bytes
 from fastload.pack.engine import make_rows
 from fastload.pack.finish import PackReport, finish, finished_report
@@ -41,8 +51,7 @@ from fastload.pack.plan_file import PlanFile, index_shards, pack_planned, planne
 from fastload.pack.pool import PackPool
 from fastload.pack.shards import ShardOptions, ShardPlan, joined_report, pack_shards, plan_shards
 from fastload.pack.survey import Survey, survey_listing
-from fastload.remote.options import Remote
-from fastload.remote.paths import ObjectPath, path_of, requests_as
+from fastload.remote.urls import ObjectPath, Remote, path_of, requests_as
 from fastload.sources.listing import Listing, only_arrays
 from fastload.sources.mask_classes import with_mask_options
 from fastload.sources.open_tree import open_tree

@@ -14,9 +14,8 @@ from fastload.format.joined import checked_file, join_files
 from fastload.pack.output_url import check_url, found_object, shown_as, upload
 from fastload.pack.pack_options import output_exists
 from fastload.remote.headers import fetch_header
-from fastload.remote.options import Remote
-from fastload.remote.paths import ObjectPath, path_of, remote_in_force, requests_as
 from fastload.remote.ranges import client_of
+from fastload.remote.urls import ObjectPath, Remote, path_of, remote_in_force, requests_as
 from fastload.system.files import check_new_file, save_bytes
 from fastload.system.threads import in_threads
 

@@ -26,8 +26,7 @@ from fastload.pack.output_url import found_object, probe_of
 from fastload.pack.pack_options import PackJob
 from fastload.pack.plain import from_bytes, to_bytes
 from fastload.pack.plan_file import PlanFile
-from fastload.remote.options import Remote
-from fastload.remote.paths import ObjectPath, path_of, remote_in_force, requests_as
+from fastload.remote.urls import ObjectPath, Remote, path_of, remote_in_force, requests_as
 from fastload.sources.listing import Arrays, Listing, only_arrays
 from fastload.system.files import output_errors
 

@@ -51,8 +51,8 @@ from fastload.remote.backend import ObjectInfo
 from fastload.remote.client import PART_BYTES, Client
 from fastload.remote.headers import fetch_header
 from fastload.remote.own_files import check_own
-from fastload.remote.paths import ObjectPath, remote_in_force
 from fastload.remote.ranges import client_of
+from fastload.remote.urls import ObjectPath, remote_in_force
 from fastload.system.files import open_output, output_errors
 
 AT_ONCE_BYTES = PART_BYTES

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.remote.paths import path_of
+from fastload.remote.urls import path_of
 
 _PACKAGES = tuple(f"fastload.{name}." for name in ("format", "images", "options", "pack", "remote", "sources"))
 _STRUCTURE = "structure"

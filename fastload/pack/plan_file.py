@@ -41,9 +41,8 @@ from fastload.pack.output_url import check_url, exists, found_object, remove_emp
 from fastload.pack.pack_options import KEPT, PackJob, output_exists
 from fastload.pack.plain import from_bytes, to_bytes
 from fastload.pack.shards import ShardPlan, is_shard, kept_shard, shard_path
-from fastload.remote.options import Remote, is_url
-from fastload.remote.paths import ObjectPath, path_of, remote_in_force, requests_as
 from fastload.remote.ranges import open_binary
+from fastload.remote.urls import ObjectPath, Remote, is_url, path_of, remote_in_force, requests_as
 from fastload.sources.listing import first_few
 from fastload.system.files import output_errors, sync_folder
 from fastload.system.machine import process_exists

@@ -33,8 +33,8 @@ from fastload.pack.journal import source_table
 from fastload.pack.output_url import exists, header_at, packed_at
 from fastload.pack.pack_options import PackJob, journal_path, output_exists
 from fastload.pack.survey import Survey
-from fastload.read.table import index_part
-from fastload.remote.paths import ObjectPath
+from fastload.read.row_table import index_part
+from fastload.remote.urls import ObjectPath
 
 PAGE_BYTES = IMAGES_OFFSET  # what a shard's pixels are to be a multiple of
 

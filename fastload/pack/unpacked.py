@@ -34,9 +34,9 @@ from fastload.pack import Survey, survey_source
 from fastload.pack.decisions import jpegs_kept_and_made, row_sizes
 from fastload.pack.encode import RowEncoder, reason_of
 from fastload.pack.pool import BackgroundPack
-from fastload.read.rows import Rows
+from fastload.read.reader import Rows
+from fastload.read.row_table import Located, LocatedIndex, index_part
 from fastload.read.store import Store
-from fastload.read.table import Located, LocatedIndex, index_part
 from fastload.system.files import is_below
 from fastload.system.text import counted, text_of
 

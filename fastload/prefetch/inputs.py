@@ -28,8 +28,8 @@ from fastload.plan import ChunkWindow, ResolvedShuffle, Shuffle, is_drawing, res
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.linear import Read, resolve_read_mode
 from fastload.read.readahead import ReadAhead
-from fastload.read.rows import Rows
-from fastload.remote.shards import RemoteShards
+from fastload.read.reader import Rows
+from fastload.remote.remote_shards import RemoteShards
 from fastload.timing.stopwatch import current
 from fastload.transforms.boxes_and_points import Coordinates
 

@@ -12,7 +12,7 @@ from fastload.prefetch.work import joined
 from fastload.read.fetch_ahead import FetchAhead
 from fastload.read.readahead import announced_ahead, has_read_ahead
 from fastload.read.remote_store import RemoteStore
-from fastload.remote.shards import RemoteShards
+from fastload.remote.remote_shards import RemoteShards
 
 # Announced beyond what has a slot or was drawn: enough for a disk to work on, and not much of the memory.
 AHEAD_BYTES = 64 * 2**20

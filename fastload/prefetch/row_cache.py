@@ -19,7 +19,7 @@ from fastload.device import Backend, Pins, moved_as_stored
 from fastload.errors import CacheError
 from fastload.prefetch.loader_plan import Location
 from fastload.prefetch.ring import SlotField, allocate_aligned, slot_arrays, slot_bytes
-from fastload.read.fields import image_axes
+from fastload.read.reader import image_axes
 from fastload.system.machine import available_memory
 from fastload.transforms.engine import gpu
 from fastload.transforms.engine.placement import ImageRows

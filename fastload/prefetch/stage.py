@@ -19,7 +19,7 @@ from fastload.prefetch.loader_plan import LoaderPlan
 from fastload.prefetch.ring import SlotField
 from fastload.prefetch.row_cache import RowCache
 from fastload.prefetch.work import Work
-from fastload.read.rows import Rows
+from fastload.read.reader import Rows
 
 Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 """Shape and dtype of the fields of a sample, by name, as they lie in a slot: images (H, W, C)."""

@@ -21,9 +21,9 @@ from fastload.format.digests import block_digests, pixel_digests, row_digest
 from fastload.format.header import PIXEL_FIELDS, Field, PackedFile, read_shard
 from fastload.format.ragged import JPEG, RAW, EncodedRow
 from fastload.images.decode_part import decode_row
+from fastload.read.reader import open_rows
 from fastload.read.row_errors import cannot_be_decoded, unreadable
-from fastload.read.rows import open_rows
-from fastload.read.table import index_value
+from fastload.read.row_table import index_value
 from fastload.system.files import read_bytes
 
 CHANGED = "its pixels changed since packing (their digest differs)"

@@ -16,11 +16,12 @@ piece. Measured on unfiltered chunks of 8 MiB that do not lie back to back, room
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -69,19 +70,18 @@ class ChunkedRows:
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._file = file
-        self._cache_bytes = cache_bytes
         self._fd = -1
         self._filtered: dict[str, FilteredChunks | None] = {}
         # Rows read at once: a chunk's, or a piece's if whole chunks do not help.
         self._units: dict[str, int] = {}
-        self._max_units: dict[str, int] = {}
+        max_units: dict[str, int] = {}
         whole = []  # fields read by whole chunks
         windowed = file.fields.get("images", file.fields[fields[0]]).chunk_rows
         for name in fields:
             field = file.fields[name]
             pieces = max(1, _PLAIN_BYTES // max(1, field.row_bytes))
             self._units[name] = min(field.chunk_rows or pieces, pieces)
-            self._max_units[name] = max(1, cache_chunks)
+            max_units[name] = max(1, cache_chunks)
             # Filtered chunks are read whole always, others if they can stay cached until used up.
             fits = field.chunk_rows * field.row_bytes <= cache_bytes
             if field.chunks is not None and (field.filters or (windows and fits)):
@@ -89,8 +89,9 @@ class ChunkedRows:
                 whole.append(name)
                 if field.chunk_rows < windowed:
                     # They may begin at other rows than chunks of images: one more for each chunk of images.
-                    self._max_units[name] *= -(-windowed // field.chunk_rows) + 1
-        self._unit_bytes = {name: unit * file.fields[name].row_bytes for name, unit in self._units.items()}
+                    max_units[name] *= -(-windowed // field.chunk_rows) + 1
+        unit_bytes = {name: unit * file.fields[name].row_bytes for name, unit in self._units.items()}
+        self._cache = DecodedUnits(max_units, unit_bytes, cache_bytes)
         self._reset()
         self._warn_of_misses(whole, -(-cache_chunks // 2) if windows else 0)
 
@@ -99,9 +100,7 @@ class ChunkedRows:
         self._lock = threading.Lock()
         self._hdf5: h5py.File | None = None
         self._datasets: dict[str, h5py.Dataset] = {}
-        # Rows of each unit, or those to come if a thread is reading them; the least recently used first.
-        self._cache: OrderedDict[tuple[str, int], Future[NDArray[Any]]] = OrderedDict()
-        self._cached = dict.fromkeys(self._units, 0)
+        self._cache.reset(self._lock)
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
         """Copies rows, checked to be in range, into arrays (B, ...), in native byte order.
@@ -128,7 +127,7 @@ class ChunkedRows:
 
     def _error(self, name: str, rows: NDArray[np.int64], error: Exception) -> FastloadError:
         """Returns the error to raise where rows cannot be read: by the disk, by HDF5, or for want of memory."""
-        path, unit = self._file.path, format_bytes(self._unit_bytes[name])
+        path, unit = self._file.path, format_bytes(self._cache.unit_bytes[name])
         if isinstance(error, MemoryError):
             return FormatError(
                 f"{path}: not enough memory to decode a chunk of `{name}`, {unit}. Write the file with smaller chunks: "
@@ -138,13 +137,10 @@ class ChunkedRows:
             return damaged(path, error)
         for row in rows.tolist() if len(rows) > 1 else ():  # which of them it is
             try:
-                self.gather(np.array([row]), {name: np.empty((1, *self._file.fields[name].shape), self._native(name))})
+                self.gather(np.array([row]), {name: self._file.fields[name].empty(1)})
             except FastloadError as exc:
                 return exc
         return read_error(self._file, name, int(rows[0]), error)
-
-    def _native(self, name: str) -> np.dtype[Any]:
-        return self._file.fields[name].dtype.newbyteorder("=")
 
     def _copy_rows(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         unit = self._units[name]
@@ -156,7 +152,7 @@ class ChunkedRows:
         # the first window before the last one's push them out of the cache.
         for at in sorted(groups, key=lambda positions: positions[:1].tolist()) if len(rows) else ():
             number = int(units[at[0]])
-            coming = self._chunk(name, number, unit)
+            coming = self._cache.get(name, number, functools.partial(self._read, name, number, unit))
             if not coming.done():
                 # Another thread is decoding it. This one goes on with others, or threads in the same window would wait
                 # for one another at each of its chunks.
@@ -182,16 +178,17 @@ class ChunkedRows:
 
     def _warn_of_misses(self, names: Sequence[str], window_chunks: int) -> None:
         """Warns if a chunk of one of these fields, or with windows a window of them, is larger than the cache."""
-        window = sum(self._unit_bytes[name] * -(-self._max_units[name] // 2) for name in names)
-        cache = format_bytes(self._cache_bytes)
-        chunk_bytes, largest = max(((self._unit_bytes[name], name) for name in names), default=(0, ""))
-        if chunk_bytes > self._cache_bytes:
+        unit_bytes, most = self._cache.unit_bytes, self._cache.max_bytes
+        window = sum(unit_bytes[name] * -(-self._cache.max_units[name] // 2) for name in names)
+        cache = format_bytes(most)
+        chunk_bytes, largest = max(((unit_bytes[name], name) for name in names), default=(0, ""))
+        if chunk_bytes > most:
             what = (
                 f"one chunk of {largest} is {format_bytes(chunk_bytes)} decoded, larger than the cache of {cache}: "
                 f"each is decoded again for nearly every batch that has a row of it."
             )
-        elif window_chunks and window > self._cache_bytes:
-            fitting = max(1, window_chunks * self._cache_bytes // window)
+        elif window_chunks and window > most:
+            fitting = max(1, window_chunks * most // window)
             what = (
                 f"a window of {window_chunks} chunks is {format_bytes(window)} decoded and does not fit into the cache "
                 f"of {cache}: chunks are decoded several times an epoch. Shuffle with ChunkWindow({fitting}) or less."
@@ -204,39 +201,6 @@ class ChunkedRows:
             stacklevel=3,
         )
 
-    def _chunk(self, name: str, number: int, unit: int) -> Future[NDArray[Any]]:
-        """Returns the rows of a unit, which this thread reads unless another has read or is reading them."""
-        key = (name, number)
-        lap("reading")
-        with self._lock:
-            lap("reading", for_lock=True)
-            if key in self._cache:
-                self._cache.move_to_end(key)
-                return self._cache[key]
-            chunk = self._cache[key] = Future()
-            self._cached[name] += 1
-            if self._cached[name] > self._max_units[name]:
-                self._drop(next(other for other in self._cache if other[0] == name))
-            while len(self._cache) > 1 and self._cached_bytes() > self._cache_bytes:
-                self._drop(next(iter(self._cache)))
-        try:
-            chunk.set_result(self._read(name, number, unit))
-        except BaseException as exc:
-            with self._lock:
-                if self._cache.get(key) is chunk:
-                    self._drop(key)
-            chunk.set_exception(exc)
-            raise
-        return chunk
-
-    def _drop(self, key: tuple[str, int]) -> None:
-        self._cached[key[0]] -= 1
-        del self._cache[key]
-
-    def _cached_bytes(self) -> int:
-        """Returns the bytes of all units in the cache, decoded."""
-        return sum(count * self._unit_bytes[name] for name, count in self._cached.items())
-
     def _read(self, name: str, number: int, unit: int) -> NDArray[Any]:
         field = self._file.fields[name]
         filtered = self._chunks_of(name)
@@ -244,7 +208,7 @@ class ChunkedRows:
             return filtered.rows(self._fd, number)
         first = number * unit
         last = min(first + unit, self._file.num_rows)
-        chunk = np.empty((last - first, *field.shape), self._native(name))
+        chunk = field.empty(last - first)
         with self._lock:
             dataset = self._dataset(name)
         dataset.read_direct(chunk, np.s_[first:last])
@@ -286,3 +250,57 @@ def _copy(chunk: NDArray[Any], sources: NDArray[np.int64], out: NDArray[Any], at
     # Row by row: NumPy's indexing would copy large rows twice.
     for i, source in zip(at.tolist(), sources.tolist(), strict=True):
         out[i] = chunk[source]
+
+
+class DecodedUnits:
+    """Rows of units that stay decoded; the least recently used goes first. Threads share it.
+
+    Args:
+        max_units: most units of each field.
+        unit_bytes: of a unit of each field.
+        max_bytes: of all fields together; the unit in use is always kept.
+    """
+
+    def __init__(self, max_units: dict[str, int], unit_bytes: dict[str, int], max_bytes: int) -> None:
+        self.max_units, self.unit_bytes, self.max_bytes = max_units, unit_bytes, max_bytes
+
+    def reset(self, lock: threading.Lock) -> None:
+        """Drops all of them; `lock` is held while there is a look at them."""
+        self._lock = lock
+        # Rows of each unit, or those to come if a thread is reading them.
+        self.units: OrderedDict[tuple[str, int], Future[NDArray[Any]]] = OrderedDict()
+        self._counts = dict.fromkeys(self.max_units, 0)
+
+    def get(self, name: str, number: int, read: Callable[[], NDArray[Any]]) -> Future[NDArray[Any]]:
+        """Returns the rows of a unit, which this thread reads unless another has read or is reading them."""
+        key = (name, number)
+        lap("reading")
+        with self._lock:
+            lap("reading", for_lock=True)
+            if key in self.units:
+                self.units.move_to_end(key)
+                return self.units[key]
+            unit = self.units[key] = Future()
+            self._counts[name] += 1
+            if self._counts[name] > self.max_units[name]:
+                self._drop(next(other for other in self.units if other[0] == name))
+            while len(self.units) > 1 and self.num_bytes > self.max_bytes:
+                self._drop(next(iter(self.units)))
+        try:
+            unit.set_result(read())
+        except BaseException as exc:
+            with self._lock:
+                if self.units.get(key) is unit:
+                    self._drop(key)
+            unit.set_exception(exc)
+            raise
+        return unit
+
+    def _drop(self, key: tuple[str, int]) -> None:
+        self._counts[key[0]] -= 1
+        del self.units[key]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all of them."""
+        return sum(count * self.unit_bytes[name] for name, count in self._counts.items())

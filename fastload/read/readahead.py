@@ -30,7 +30,7 @@ from fastload.format.header import Field, PackedFile, RaggedField, read_shard
 from fastload.format.ragged import index_names
 from fastload.read.identity import open_checked
 from fastload.read.linear import PreadRows
-from fastload.read.table import RowTable
+from fastload.read.row_table import RowTable
 from fastload.system import syscalls
 
 # The kernel cuts one call to the device's read-ahead window, by default 128 KiB.

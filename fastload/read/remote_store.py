@@ -1,24 +1,26 @@
-"""`RemoteStore`: the files of a dataset behind a URL: sparse copies in the cache, with the chunks of held rows."""
+"""`RemoteStore`: the files of a dataset behind a URL: sparse copies in the cache, with the chunks of held rows.
+
+`HeldRows` fetches the rows of one shard ahead of whoever checks them, and holds them meanwhile.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Self, cast
 
 import numpy as np
 
 from fastload.errors import FastloadError, FileChangedError, FormatError, MissingFileError
-from fastload.format.header import PackedFile
+from fastload.format.header import PIXEL_FIELDS, PackedFile
 from fastload.read.identity import WriteLease
 from fastload.read.linear import Read
-from fastload.read.open_file import OpenFile
-from fastload.read.store import Held, ResultT, Store
-from fastload.read.table import Located
+from fastload.read.row_table import Located, index_columns
+from fastload.read.store import Held, OpenFile, ResultT, Store
 from fastload.remote.cache import CacheLeftError, CacheLostError, DiskFullError
 from fastload.remote.fetch import ChunkFetcher
-from fastload.remote.shards import RemoteShards
+from fastload.remote.remote_shards import RemoteShards
 from fastload.timing.results import NETWORK
 from fastload.timing.stopwatch import lap
 
@@ -206,3 +208,65 @@ class _HeldCopies(Held):
         while self._sparse:
             self._sparse.pop().__exit__(None, None, None)
         super().__exit__(kind)
+
+
+class HeldRows:
+    """The rows of a shard of an index behind a URL; within `with`, the shard's header is in its copy.
+
+    Threads may share it.
+
+    Args:
+        index: the header that `open_remote` gave.
+        shard: number of the shard.
+    """
+
+    def __init__(self, index: PackedFile, shard: int) -> None:
+        self._remote, self._shard = cast(RemoteShards, index.remote), shard
+        self._fetcher, names = self._remote.cache.current(), self._remote.table.fields
+        self._pixels = [name for name in names if name in PIXEL_FIELDS]
+        self._others = [name for name in names if name not in PIXEL_FIELDS]
+        columns = [one for name in self._pixels for one in index_columns(index, name).values()]
+        self._store = RemoteStore(index, [*names, *columns], "pread")
+        self._announced: dict[int, list[int]] = {}  # by the first row of a span
+        self._depth = max(1, min(self._remote.remote.in_flight, self._remote.room.fitting // 2))
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._open.enter_context(self._remote.holding_header(self._shard))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for chunks in self._announced.values():
+            self._fetcher.withdraw(chunks)
+        self._store.close()
+        self._open.close()
+
+    def fields(self, rows: range) -> AbstractContextManager[None]:
+        """Returns a context within which the large fields of rows other than pixels are there."""
+        return self._store.holding(self._located(rows), self._others)
+
+    def ahead(self, spans: Iterable[range]) -> Iterator[range]:
+        """Yields the spans of rows, whose pixels are fetched from some spans before on; each goes to `damaged`."""
+        coming = deque[range]()
+        for span in spans:
+            located = self._located(span)
+            with self._store.holding(located, ()):
+                chunks = self._store.chunks_of(located, self._pixels)
+            self._announced[span.start] = chunks
+            self._fetcher.announce(chunks)
+            coming.append(span)
+            if len(coming) > self._depth:
+                yield coming.popleft()
+        yield from coming
+
+    @contextmanager
+    def pixels(self, rows: range) -> Iterator[None]:
+        """Within it the pixels of a span of rows that `ahead` yielded are there; afterwards they are released."""
+        try:
+            with self._store.holding(self._located(rows), self._pixels):
+                yield
+        finally:
+            self._fetcher.withdraw(self._announced.pop(rows.start, []))
+
+    def _located(self, rows: range) -> Located:
+        return self._store.table.of_shard(self._shard, np.arange(rows.start, rows.stop, dtype=np.int64))

@@ -29,10 +29,9 @@ from fastload.format.ragged import JPEG, RAW
 from fastload.images.decode_part import decode_row
 from fastload.read.encoded import IndexedRows
 from fastload.read.linear import as_rows
-from fastload.read.open_file import OpenFile
 from fastload.read.row_errors import cannot_be_decoded, sample_error, unreadable
-from fastload.read.store import Store
-from fastload.read.table import Located
+from fastload.read.row_table import Located
+from fastload.read.store import OpenFile, Store
 from fastload.system import native
 
 Check = Literal["always", "first"]
@@ -184,26 +183,9 @@ class RowCheck:
 
         DamagedRowError: some are not what was packed, or cannot be decoded; it has the numbers of all of them.
         """
-        wrong: dict[int, str] = {}  # position -> why
-        seen, few = self._seen, located if len(due) == len(located) else located.some(due)
-        if self._columns:
-            different = self._different_columns(few, store)
-            wrong = dict.fromkeys(due[different].tolist(), _differs(self._columns))
-        for name in outs.keys() - {*self._pixels}:
-            store.copy(name, located, outs[name])
-        if self._pixels:
-            expected, unknown = self._expected("digest", few, store)
-            wrong |= dict.fromkeys(due[unknown].tolist(), _differs(self._pixels))
-            plain = [name for name in self._pixels if name not in encoded]
-            if self._has_ragged:
-                arrays = self._copied(plain, located, due, outs, store, wrong)
-                self._compare_encoded(few, due, arrays, store, encoded, expected, wrong)
-            elif native.library() is not None and self._row_bytes > native.SHORT_BYTES and all(map(store.maps, plain)):
-                hashed = self._hashed(located, few, due, outs, store)
-                wrong = dict.fromkeys(due[hashed != expected].tolist(), _differs(self._pixels)) | wrong
-            else:
-                self._compare_copied(located, due, outs, store, expected, wrong)
-        if wrong:
+        seen, batch = self._seen, _BatchCheck(self, located, due, outs, store, encoded)
+        batch.run()
+        if wrong := batch.wrong:
             first = min(wrong)
             numbers = tuple(dict.fromkeys(int(located.rows[at]) for at in sorted(wrong)))
             more = f" (and {len(numbers) - 1} more rows that were read with it)" if len(numbers) > 1 else ""
@@ -212,125 +194,137 @@ class RowCheck:
             raise error
         if seen is not None and len(due):
             # Two threads at once may forget some, which are compared again.
-            np.bitwise_or.at(seen.bits, few.rows >> 3, (1 << (few.rows & 7)).astype(np.uint8))
+            rows = batch.few.rows
+            np.bitwise_or.at(seen.bits, rows >> 3, (1 << (rows & 7)).astype(np.uint8))
             seen.any_new = True
 
-    @property
-    def _row_bytes(self) -> int:
-        return sum(self._file.fields[name].row_bytes for name in self._pixels)
 
-    def _expected(self, name: str, few: Located, store: Store) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
-        """Returns the digests of rows in one dataset, and which of them are others than their headers said."""
+class _BatchCheck:
+    """The comparison of one batch's rows with their digests, while they are copied.
+
+    Args:
+        check: has the digests.
+        located, due, outs, store, encoded: as of `RowCheck.gather`.
+
+    Attributes:
+        few: the rows that are due.
+        wrong: position in the batch -> why that row is not what was packed.
+    """
+
+    def __init__(
+        self,
+        check: RowCheck,
+        located: Located,
+        due: NDArray[np.int64],
+        outs: Mapping[str, NDArray[Any]],
+        store: Store,
+        encoded: Mapping[str, IndexedRows],
+    ) -> None:
+        self._check, self._fields, self._pixels = check, check._file.fields, check._pixels
+        self._located, self._due, self._outs, self._store, self._encoded = located, due, outs, store, encoded
+        self.few = located if len(due) == len(located) else located.some(due)
+        self.wrong: dict[int, str] = {}
+
+    def run(self) -> None:
+        """Copies the rows, and compares those that are due."""
+        columns, pixels, due, store = self._check._columns, self._pixels, self._due, self._store
+        if columns:
+            self.wrong = dict.fromkeys(due[self._different_columns(columns)].tolist(), _differs(columns))
+        for name in self._outs.keys() - {*pixels}:
+            store.copy(name, self._located, self._outs[name])
+        if not pixels:
+            return
+        expected, unknown = self._expected("digest")
+        self.wrong |= dict.fromkeys(due[unknown].tolist(), _differs(pixels))
+        row_bytes = sum(self._fields[name].row_bytes for name in pixels)
+        if self._check._has_ragged:
+            self._compare_encoded(expected)
+        elif native.library() is not None and row_bytes > native.SHORT_BYTES and all(map(store.maps, pixels)):
+            self.wrong = dict.fromkeys(due[self._hashed() != expected].tolist(), _differs(pixels)) | self.wrong
+        else:
+            self._compare_copied(expected, max(1, row_bytes))
+
+    def _expected(self, name: str) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+        """Returns the due rows' digests in one dataset, and which of them are others than their headers said."""
+        digests, opened, few = self._check._digests, self._store.files.opened, self.few
         if len(few.numbers) == 1:
             number = few.numbers[0]
-            return self._digests[number][name].of(few.there, store.files.opened[number])
+            return digests[number][name].of(few.there, opened[number])
         found, unknown = np.empty(len(few), np.uint64), [_NONE]
         for shard, rows, at in few.parts:
-            found[at], others = self._digests[shard][name].of(rows, store.files.opened[shard])
+            found[at], others = digests[shard][name].of(rows, opened[shard])
             unknown.append(at[others])
         return found, np.concatenate(unknown)
 
-    def _different_columns(self, few: Located, store: Store) -> NDArray[np.bool_]:
-        """Returns for each row whether its values other than pixels differ from their digest."""
-        expected, unknown = self._expected("digest_fields", few, store)
-        different = np.empty(len(few), np.bool_)
-        for shard, rows, at in few.parts:  # digests are of the values as each file has them
+    def _different_columns(self, columns: Sequence[str]) -> NDArray[np.bool_]:
+        """Returns for each row that is due whether its values other than pixels differ from their digest."""
+        expected, unknown = self._expected("digest_fields")
+        different = np.empty(len(self.few), np.bool_)
+        for shard, rows, at in self.few.parts:  # digests are of the values as each file has them
             values: dict[str, NDArray[Any]] = {}
-            for name in self._columns:
-                values[name] = self._headers[shard].fields[name].empty(len(rows))
-                store.files.opened[shard].copy(name, rows, values[name])
+            for name in columns:
+                values[name] = self._check._headers[shard].fields[name].empty(len(rows))
+                self._store.files.opened[shard].copy(name, rows, values[name])
             different[at] = row_digests(values) != expected[at]
         different[unknown] = True
         return different
 
-    def _hashed(
-        self,
-        located: Located,
-        few: Located,
-        due: NDArray[np.int64],
-        outs: Mapping[str, NDArray[Any]],
-        store: Store,
-    ) -> NDArray[np.uint64]:
-        """Copies a batch's mapped pixels; returns the digests of those that are due, uint64 (len(due),)."""
-        all_due = few is located and all(name in outs for name in self._pixels)
+    def _hashed(self) -> NDArray[np.uint64]:
+        """Copies the batch's mapped pixels; returns the digests of those that are due, uint64 (len(due),)."""
+        outs, pixels = self._outs, self._pixels
+        all_due = self.few is self._located and all(name in outs for name in pixels)
         addresses: list[NDArray[np.int64]] = []
-        lengths: list[int] = []
-        for name in self._pixels:
-            row_bytes = self._file.fields[name].row_bytes
+        for name in pixels:
             if all_due or name not in outs:
-                addresses.append(store.addresses(name, few))
+                addresses.append(self._store.addresses(name, self.few))
             else:  # what was copied, not what the file has by now
-                store.copy(name, located, outs[name])
-                addresses.append(as_rows(outs[name]).ctypes.data + row_bytes * due)
-            lengths.append(row_bytes)
-        return native.digests(addresses, lengths, [as_rows(outs[name]) for name in self._pixels] if all_due else None)
+                self._store.copy(name, self._located, outs[name])
+                addresses.append(as_rows(outs[name]).ctypes.data + self._fields[name].row_bytes * self._due)
+        lengths = [self._fields[name].row_bytes for name in pixels]
+        return native.digests(addresses, lengths, [as_rows(outs[name]) for name in pixels] if all_due else None)
 
-    def _compare_copied(
-        self,
-        located: Located,
-        due: NDArray[np.int64],
-        outs: Mapping[str, NDArray[Any]],
-        store: Store,
-        expected: NDArray[np.uint64],
-        wrong: dict[int, str],
-    ) -> None:
-        """Copies a batch's pixels and hashes what was copied; adds the rows that are wrong.
+    def _compare_copied(self, expected: NDArray[np.uint64], row_bytes: int) -> None:
+        """Copies the batch's pixels and hashes what was copied.
 
         It all at a time, but where much is copied from a mapping and hashed, some rows.
         """
-        mapped = all(map(store.maps, self._pixels)) and 2 * len(due) > len(located)
-        step = max(1, PART_BYTES // max(1, self._row_bytes)) if mapped else max(1, len(located))
-        for first in range(0, len(located), step):
-            stop = min(first + step, len(located))
+        due, count = self._due, len(self._located)
+        mapped = all(map(self._store.maps, self._pixels)) and 2 * len(due) > count
+        step = max(1, PART_BYTES // row_bytes) if mapped else max(1, count)
+        for first in range(0, count, step):
+            stop = min(first + step, count)
+            arrays = self._copied(self._pixels, first, stop)
             begin, end = np.searchsorted(due, [first, stop]).tolist()
-            at = np.arange(first, stop)
-            some = located if step >= len(located) else located.some(at)
-            of_part = {name: outs[name][first:stop] for name in self._pixels if name in outs}
-            found = dict[int, str]()
-            arrays = self._copied(self._pixels, some, due[begin:end] - first, of_part, store, found)
-            for place, why in found.items():
-                wrong.setdefault(first + place, why)
             if begin < end:
                 different = pixel_digests([arrays[name] for name in self._pixels]) != expected[begin:end]
                 for place in due[begin:end][different].tolist():
-                    wrong.setdefault(place, _differs(self._pixels))
+                    self.wrong.setdefault(place, _differs(self._pixels))
 
-    def _copied(
-        self,
-        names: Sequence[str],
-        located: Located,
-        due: NDArray[np.int64],
-        outs: Mapping[str, NDArray[Any]],
-        store: Store,
-        wrong: dict[int, str],
-    ) -> dict[str, NDArray[Any]]:
-        """Copies pixels that are not ragged; returns those of rows that are due, and adds those that are unreadable."""
+    def _copied(self, names: Sequence[str], first: int, stop: int) -> dict[str, NDArray[Any]]:
+        """Copies pixels of a part of the batch that are not ragged; returns those of rows that are due."""
+        is_whole = stop - first == len(self._located)
+        located = self._located if is_whole else self._located.some(np.arange(first, stop))
+        begin, end = np.searchsorted(self._due, [first, stop]).tolist()
+        due = self._due[begin:end] - first
         arrays: dict[str, NDArray[Any]] = {}
         for name in names:
-            field = self._file.fields[name]
-            wanted, places = (located, np.arange(len(located))) if name in outs else (located.some(due), due)
-            out = outs.get(name)
+            field, out = self._fields[name], self._outs.get(name)
             if out is None:
-                out = field.empty(len(due))
+                wanted, places, out = located.some(due), due, field.empty(len(due))
+            else:
+                wanted, places, out = located, np.arange(len(located)), out[first:stop]
             if len(wanted):
-                for at, why in _copy(store, name, wanted, out, in_chunks=not field.linear).items():
-                    wrong.setdefault(int(places[at]), why)
-            arrays[name] = out[due] if name in outs and len(due) < len(out) else out
+                for at, why in _copy(self._store, name, wanted, out, in_chunks=not field.linear).items():
+                    self.wrong.setdefault(first + int(places[at]), why)
+            arrays[name] = out[due] if name in self._outs and len(due) < len(out) else out
         return arrays
 
-    def _compare_encoded(
-        self,
-        few: Located,
-        due: NDArray[np.int64],
-        arrays: Mapping[str, NDArray[Any]],
-        store: Store,
-        encoded: Mapping[str, IndexedRows],
-        expected: NDArray[np.uint64],
-        wrong: dict[int, str],
-    ) -> None:
-        """Adds the rows that are wrong among those whose images or masks vary in length, and whose index is right."""
+    def _compare_encoded(self, expected: NDArray[np.uint64]) -> None:
+        """Compares rows whose images or masks vary in length, and whose index is right."""
+        due, wrong, encoded = self._due, self.wrong, self._encoded
+        arrays = self._copied([name for name in self._pixels if name not in encoded], 0, len(self._located))
         good = np.array([i for i, at in enumerate(due.tolist()) if at not in wrong], np.intp)
-        rows, expected = few.rows[good], expected[good]
+        rows, expected = self.few.rows[good], expected[good]
         known = {name: encoded[name].index(rows) for name in self._pixels if name in encoded}
         located = {name: encoded[name].located(index) for name, index in known.items()}
         addresses: list[NDArray[np.int64]] = []
@@ -360,7 +354,7 @@ class RowCheck:
                     if name not in known:
                         parts.append(arrays[name][good[n]])
                         continue
-                    data, index, field = taken[name][i], known[name], self._file.fields[name]
+                    data, index, field = taken[name][i], known[name], self._fields[name]
                     encoding, shape = int(index.encoding[n]), tuple(index.shape[n, : len(field.shape)].tolist())
                     parts.append(data if encoding == JPEG else decode_row(data, encoding, shape, 1, field.dtype))
             except ImageError as error:

@@ -1,7 +1,8 @@
 """`Store`: the files that hold a dataset's rows, each open while it is used: one, or the shards of an index.
 
 A file is opened when one of its rows is asked for, and the least recently used ones are closed. Within `holding` rows
-their files are open, are those whose headers were read, and nobody writes to what is mapped.
+their files are open, are those whose headers were read, and nobody writes to what is mapped. `OpenFile` is one of them,
+`OpenFiles` says which are open, how often each is in use, and which one is closed for another.
 
 Images of one size whose rows fill whole pages in each shard are mapped back to back into one reserved range of
 addresses (`MappedShards`): there they are one array, as in a single file.
@@ -9,11 +10,17 @@ addresses (`MappedShards`): there they are one array, as in a single file.
 
 from __future__ import annotations
 
+import errno
 import functools
-from collections import OrderedDict
+import os
+import resource
+import sys
+import threading
+import weakref
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +28,255 @@ from numpy.typing import NDArray
 from fastload.errors import FastloadError
 from fastload.format.header import FileIdentity, PackedFile, read_shard
 from fastload.format.shards import split_of
-from fastload.read.identity import until_untouched
-from fastload.read.linear import MappedShards, Read, addresses_of, as_rows, resolve_read_mode
-from fastload.read.open_file import OpenFile
-from fastload.read.open_files import OpenFiles
+from fastload.read.hdf5_chunks import ChunkedRows
+from fastload.read.identity import TouchedError, WriteLease, check_open, open_checked, until_untouched
+from fastload.read.linear import MappedRows, MappedShards, PreadRows, Read, addresses_of, as_rows, resolve_read_mode
 from fastload.read.row_errors import sample_error
-from fastload.read.table import Located, LocatedIndex, RowTable
+from fastload.read.row_table import Located, LocatedIndex, RowTable
 from fastload.system import native
+
+
+class OpenFile:
+    """Some fields of an open file. Threads may share it, and it survives a fork.
+
+    Args:
+        header: of a file that holds rows itself.
+        fields: of any kind; the index of ragged ones among them.
+        read: "map" copies from a mapping of the file; "pread" never maps it.
+        cache_chunks, windows: as in `ChunkedRows`, for fields that are read chunk by chunk.
+
+    Attributes:
+        fd: its descriptor; valid until `close`.
+        held: within it a mapping may be touched, after `check_before`.
+        held_sparse: the same for a sparse file, which is also written to by who fetches its chunks.
+        changed: called with the identity of the file, where only its times are others than before.
+
+    Raises:
+        MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
+    """
+
+    def __init__(
+        self,
+        header: PackedFile,
+        fields: Sequence[str],
+        read: Literal["map", "pread"],
+        *,
+        cache_chunks: int = 8,
+        windows: bool = False,
+        changed: Callable[[FileIdentity], None] = lambda _: None,
+    ) -> None:
+        self.header, self.changed = header, changed
+        self.fd = open_checked(header)
+        self._identity, self._is_sparse, self._is_mapped = header.identity, header.identity.mtime_ns < 0, read == "map"
+        self.held: WriteLease | nullcontext[None] = nullcontext()
+        self.held_sparse: WriteLease | nullcontext[None] = nullcontext()
+        self._linear: MappedRows | PreadRows | None = None
+        self._sources: dict[str, MappedRows | PreadRows | ChunkedRows] = {}
+        try:
+            if self._is_mapped and not self._is_sparse:
+                self.held = WriteLease(header, self.fd)
+            elif self._is_mapped:
+                self.held_sparse = WriteLease(header, self.fd, waits=False)
+            kinds = {name: header.fields[name] for name in fields}
+            self._dtypes = {name: field.dtype.newbyteorder("=") for name, field in kinds.items()}
+            chunked = [name for name, field in kinds.items() if field.chunked]
+            if linear := [name for name in kinds if name not in chunked]:  # and bytes of ragged fields
+                self._linear = (MappedRows if self._is_mapped else PreadRows)(self.fd, header, linear)
+                self._sources = dict.fromkeys(linear, self._linear)
+            if chunked:
+                chunks = ChunkedRows(header, chunked, cache_chunks=cache_chunks, windows=windows)
+                self._sources |= dict.fromkeys(chunked, chunks)
+        except BaseException:
+            self.close()
+            raise
+
+    def copy(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copies rows of a field that is not ragged, int64 (n,) in range, into an array (n, ...), C-contiguous.
+
+        Raises:
+            FormatError, ReadError: a chunk is damaged, or the system cannot read it.
+            FileChangedError: the file is too short.
+        """
+        if out.dtype == self._dtypes[name]:
+            self._sources[name].gather(rows, {name: out})
+            return
+        values = np.empty(
+            (len(rows), *out.shape[1:]), self._dtypes[name]
+        )  # texts of an index may be shorter in one shard
+        self._sources[name].gather(rows, {name: values})
+        out[...] = values
+
+    def mapped(self, name: str) -> NDArray[np.uint8] | None:
+        """Returns all rows of a field as mapped, uint8 (N, row_bytes), all bytes of a ragged one, (T,), read-only.
+
+        Valid until `close`, and to be touched within `held`. None where they are not mapped.
+        """
+        return self._linear.rows.get(name) if isinstance(self._linear, MappedRows) else None
+
+    def read_bytes(
+        self, name: str, offsets: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[np.uint8]
+    ) -> None:
+        """Reads ranges of a ragged field's bytes, int64 (n,), one after another into `out`, uint8 (all bytes,).
+
+        Raises FileChangedError if the file ends before a range does, ReadError if the system cannot read it.
+        """
+        assert isinstance(self._linear, PreadRows), "not mapped"
+        self._linear.read_ranges(name, self.header.fields[name].base + offsets, lengths, out)
+
+    def check_identity(self) -> FileIdentity:
+        """Raises FileChangedError if the file was written to or truncated since its header was read.
+
+        Where its header is equal all the same, `changed` is called. Returns its identity.
+        """
+        # For every batch: 2 us is little against its copy. This sees writes and truncation; another file under the same
+        # name leaves the open one as it was.
+        identity = check_open(self.header, self.fd)
+        if identity != self._identity:
+            self.changed(identity)
+            self._identity = identity
+        return identity
+
+    def check_before(self) -> FileIdentity:
+        """Returns the identity of the file, for `check_still`; before a mapping is touched it is looked at first.
+
+        Touching a mapping of a truncated file kills the process. Data read by calls are checked only afterwards.
+        """
+        return self.check_identity() if self._is_mapped else self._identity
+
+    def check_still(self, before: FileIdentity) -> None:
+        """Raises FileChangedError or TouchedError if the file was written to before rows were copied, or meanwhile.
+
+        Rows that were compared before are not when they are copied again, so nobody else would see it.
+        """
+        # Whoever has the file open for writing can write to it while it is mapped, too; a sparse one others fill.
+        if self._is_mapped and (self._is_sparse or (isinstance(self.held, WriteLease) and self.held.holds)):
+            return
+        if self.check_identity() != before:
+            raise TouchedError(f"{self.header.name}: was touched while rows were copied. Read them again.")
+
+    def close(self) -> None:
+        """Closes what it opened; no copy may be running. Calling it again does nothing."""
+        for source in {*self._sources.values()}:
+            source.close()
+        self._sources, self._linear = {}, None
+        for held in (self.held, self.held_sparse):
+            if isinstance(held, WriteLease):
+                held.close()
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # While the interpreter ends, globals are gone, and the kernel closes the file.
+        if getattr(self, "fd", -1) >= 0 and not _is_finalizing():
+            self.close()
+
+
+_MOST_OPEN = 64
+"""Shards open at a time, unless the system allows fewer descriptors; a window of 16 chunks needs 32 or fewer."""
+
+
+class OpenFiles:
+    """Open files by number. Threads may share it, and it survives a fork.
+
+    Attributes:
+        opened: the files; the least recently used ones first.
+        most: so many are open, unless more are in use.
+    """
+
+    def __init__(self, owner: Store) -> None:
+        self._owner: Store = weakref.proxy(owner)  # whose end is the end of this, too
+        self.opened: OrderedDict[int, OpenFile] = OrderedDict()
+        self.most = max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16))
+        self._reset()
+        self._is_closed = False
+
+    def _reset(self) -> None:
+        self._lock, self._pid = threading.RLock(), os.getpid()
+        self._users: dict[int, int] = {}
+        self._threads = Counter[int]()  # that have taken files, and how often
+        self._unused = threading.Condition(self._lock)  # no thread reads from open files
+        self._draining = False
+
+    @property
+    def is_used_here(self) -> bool:
+        """Whether this thread has taken files."""
+        return threading.get_ident() in self._threads
+
+    def take(self, numbers: Sequence[int]) -> list[OpenFile]:
+        """Returns open files, which stay open until this thread releases them as often as they were taken."""
+        with self._lock if self._pid == os.getpid() else self._after_fork():
+            # Who has some open already gets others, too: `drain` waits until it has none.
+            if not self.is_used_here:
+                while self._draining:
+                    self._unused.wait()
+                self._owner.require_current()
+            if self._is_closed:
+                raise OSError(errno.EBADF, f"{os.strerror(errno.EBADF)}: the reader was closed")
+            found = []
+            for number in numbers:
+                one = self.opened.get(number)
+                if one is None:
+                    one = self.opened[number] = self._owner.open_file(number)
+                self.opened.move_to_end(number)
+                found.append(one)
+            for number in numbers:
+                self._users[number] = self._users.get(number, 0) + 1
+            self._threads[threading.get_ident()] += 1
+            if len(self.opened) > self.most:
+                idle = [number for number in self.opened if number not in self._users]
+                for number in idle[: len(self.opened) - self.most]:
+                    self._owner.close_file(number, self.opened.pop(number))
+            return found
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """Lets files be closed that this thread has taken."""
+        with self._lock if self._pid == os.getpid() else self._after_fork():
+            thread = threading.get_ident()
+            self._threads[thread] -= 1
+            if self._threads[thread] <= 0:
+                del self._threads[thread]
+            for number in numbers:
+                left = self._users.get(number, 1) - 1
+                if left:
+                    self._users[number] = left
+                else:
+                    self._users.pop(number, None)
+            if self._draining:
+                self._unused.notify_all()
+
+    def drain(self, then: Callable[[], None]) -> None:
+        """Closes all files once no thread uses any, and calls `then`; who takes one meanwhile waits."""
+        with self._lock if self._pid == os.getpid() else self._after_fork():
+            while self._draining:
+                self._unused.wait()
+            self._draining = True
+            try:
+                while self._users:
+                    self._unused.wait()
+                self._close_all()
+                then()
+            finally:
+                self._draining = False
+                self._unused.notify_all()
+
+    def close(self) -> None:
+        """Closes all files for good. Calling it again does nothing."""
+        with self._lock if self._pid == os.getpid() else self._after_fork():
+            self._close_all()
+            self._is_closed = True
+
+    def _close_all(self) -> None:
+        while self.opened:
+            number, one = self.opened.popitem()
+            self._owner.close_file(number, one)
+
+    def _after_fork(self) -> threading.RLock:
+        """Returns a new lock, as no thread is there to release what it held of the other."""
+        self._reset()
+        self._owner.forked(self.opened)
+        return self._lock
+
 
 ResultT = TypeVar("ResultT")
 
@@ -199,12 +448,6 @@ class Store:
                     memory[begin : begin + len(data)] = data
         return memory.ctypes.data + begins, memory
 
-    def mapped(self, name: str, number: int) -> memoryview:
-        """Returns all mapped bytes of a ragged field in an open file."""
-        found = self.files.opened[number].mapped(name)
-        assert found is not None, "see `maps`"
-        return found.data
-
     def whole(self, name: str) -> NDArray[np.uint8] | None:
         """Returns all rows of a field as one mapped array, uint8 (N, row_bytes), or all bytes of a ragged one, (T,).
 
@@ -220,10 +463,10 @@ class Store:
         return sample_error(self.file, row, reason)
 
     def require_current(self) -> None:
-        """Does nothing: files of this machine may always be opened."""
+        """Raises an error where no file may be opened as things are; files of this machine always may."""
 
     def open_file(self, number: int) -> OpenFile:
-        """Opens a file, within `OpenFiles.take`."""
+        """Opens a file, within `OpenFiles.take`; one thread at a time does."""
         header = read_shard(self.file, number)
         if (watcher := self._watcher) is None:
             one = OpenFile(header, self.fields, self.read, **self._options)
@@ -246,7 +489,7 @@ class Store:
             self._watcher.closed(number)
 
     def forked(self, opened: OrderedDict[int, OpenFile]) -> None:
-        """Does nothing: a fork reads from the files that its parent has open."""
+        """Called in a fork: it reads from the files that its parent has open."""
 
     def close(self) -> None:
         """Closes all files; nothing may be held. Calling it again does nothing."""

@@ -1,4 +1,4 @@
-"""The cache on a disk of this machine: its folders, and the bound on what the files there take.
+"""The cache on a disk of this machine: its folders, the locks there, and the bound on what the files take.
 
     CACHE/1/used                    bytes that the files below take; locks for updating them
     CACHE/1/<header_digest>/        of a file that is no index: <header_digest>-<xxh32 of its name>/
@@ -14,31 +14,108 @@ record, which takes its place on the disk until it is fetched again or evicted. 
 
 Somebody else may remove any of these files, or cut them off, at any time. `used` and `chunks` are not mapped: what is
 not in them counts as not there. Who has a dataset open keeps its files, and notices that their names lead to others
-(`cached.DiskCopies.is_lost`): then the dataset is removed for all, and made anew by each that uses it.
+(`DiskCopies.is_lost`): then the dataset is removed for all, and made anew by each that uses it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
+import json
 import mmap
 import os
 import posixpath
 import shutil
 import stat
+import struct
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fastload.errors import CacheError, FormatError, OptionError
-from fastload.remote.byte_locks import ByteLocks
 from fastload.remote.chunks import Range
 from fastload.remote.own_files import Folder, check_own
 from fastload.system import syscalls
 from fastload.system.files import read_bytes, write_at
 from fastload.system.text import format_bytes
+
+_FLOCK = struct.Struct("@hhqqi4x")  # type, whence, start, length, pid, which is 0 for such a lock
+_BUSY = (errno.EAGAIN, errno.EACCES)
+
+
+@cache
+def _keeping_gil() -> Any:
+    return ctypes.PyDLL(None, use_errno=True)
+
+
+class ByteLocks:
+    """Locks on single bytes of an open file, shared or exclusive, among all processes; it closes the file.
+
+    They are locks of an open file description (fcntl, F_OFD_SETLK): the kernel ends them when the last process that has
+    the description dies, however it dies, and threads of one process count among themselves (`ChunksInUse`). A forked
+    child shares the description of its parent, so it has to open a file of its own. Any thread may call it.
+
+    A byte need not exist to be locked. Hold tens of them: to lock and unlock one takes 5 us where 64 others are held,
+    and 439 us where 10,000 are.
+    """
+
+    def __init__(self, fd: int) -> None:
+        if sys.platform != "linux":
+            os.close(fd)
+            raise OptionError("chunks of remote files are cached on Linux only: other systems lack the locks for it.")
+        self._fd = fd
+
+    @property
+    def fd(self) -> int:
+        return self._fd
+
+    def try_shared(self, byte: int) -> bool:
+        """Takes a shared lock, also instead of an own exclusive one; returns False where another process has it."""
+        return self._set(fcntl.F_RDLCK, byte)
+
+    def try_exclusive(self, byte: int) -> bool:
+        """Takes an exclusive lock, also instead of an own shared one; returns False where another process has any."""
+        return self._set(fcntl.F_WRLCK, byte)
+
+    def wait_exclusive(self, byte: int) -> None:
+        """Takes an exclusive lock as soon as no other process has any."""
+        if not self.try_exclusive(byte):
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+
+    def wait_shared(self, byte: int) -> None:
+        """Takes a shared lock, also instead of an own exclusive one, once no other process has an exclusive one."""
+        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0))
+
+    def is_locked(self, byte: int) -> bool:
+        """Whether anybody else has a lock on it; takes none."""
+        found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+    def unlock(self, byte: int) -> None:
+        if self._fd >= 0:  # else `close` has ended them
+            self._set(fcntl.F_UNLCK, byte)
+
+    def _set(self, kind: int, byte: int) -> bool:
+        # Without releasing the GIL, which this thread might not get back soon; the call never waits.
+        request = ctypes.create_string_buffer(_FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+        if _keeping_gil().fcntl(self._fd, fcntl.F_OFD_SETLK, request) == 0:
+            return True
+        if ctypes.get_errno() in _BUSY:
+            return False
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def close(self) -> None:
+        """Ends all of its locks; in a forked child's copy the parent's locks stay."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
 
 VERSION = 1
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -100,33 +177,37 @@ def allocated_below(folder: Path) -> int:
     return total
 
 
-class MemoryUse:
-    """The bytes that sparse copies in memory take. Threads share it."""
-
-    def __init__(self) -> None:
-        self.num_bytes, self._lock = 0, threading.RLock()
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Within it no other thread changes what the copies take."""
-        with self._lock:
-            yield
-
-
-class DiskUse:
-    """The bytes that all files of a cache take on the disk, as `used` there says. Threads and processes share it.
+class Bound:
+    """The bound on what the files of a cache take, at every instant, and what they take. All processes share it.
 
     Args:
         root: of the cache.
-        locks: of its `used`.
+        locks: of its `used`, which says what they take.
+        limit: most bytes; None: nine tenths of what is free on the disk.
+        in_memory: whether it is of one process, and its `used` a file in memory.
     """
 
-    def __init__(self, root: Path, locks: ByteLocks) -> None:
-        self.root, self._locks = root, locks
+    def __init__(self, root: Path, locks: ByteLocks, limit: int | None, *, in_memory: bool = False) -> None:
+        self.root, self._locks, self.is_chosen = root, locks, limit is not None
         self._thread_lock, self._depth = threading.RLock(), 0
+        self._in_memory = in_memory
+        if not in_memory and locks.try_exclusive(
+            _ALIVE
+        ):  # nobody else uses it: what killed processes left is counted anew
+            with self.locked():
+                self.count()
+        locks.wait_shared(_ALIVE)
+        if limit is None:
+            system = os.statvfs(root)
+            limit = self.num_bytes + system.f_bavail * system.f_frsize * 9 // 10
+        self.limit, self.room = limit, limit - max(limit // _SLACK, _LEAST_SLACK)
+
+    def __str__(self) -> str:
+        return f"{'max_bytes' if self.is_chosen else 'nine tenths of what is free'} of {format_bytes(self.limit)}"
 
     @property
     def num_bytes(self) -> int:
+        """The bytes that the files take."""
         data = read_few(self._locks.fd, 8, _USED_AT)
         return int.from_bytes(data, "little") if len(data) == 8 else allocated_below(self.root)  # it was cut off
 
@@ -144,7 +225,7 @@ class DiskUse:
             self._locks.wait_exclusive(_BOUND)
             self._depth += 1
             try:
-                if not leads_to(self.root / "used", self._locks.fd):
+                if not self._in_memory and not leads_to(self.root / "used", self._locks.fd):
                     raise CacheLostError(self.root)
                 yield
             finally:
@@ -154,25 +235,6 @@ class DiskUse:
     def count(self) -> None:
         """Counts what the files take, within `locked`."""
         self.num_bytes = allocated_below(self.root)
-
-
-class Bound:
-    """The bound on what files take, at every instant; within `locked` nobody else changes that.
-
-    Args:
-        use: what they take.
-        limit: most bytes.
-        root: of the cache, for messages.
-        is_chosen: whether the user named the limit.
-    """
-
-    def __init__(self, use: DiskUse | MemoryUse, limit: int, root: Path, *, is_chosen: bool = True) -> None:
-        self.use, self.limit, self.is_chosen, self.root = use, limit, is_chosen, root
-        self.locked = use.locked
-        self.room = limit - max(limit // _SLACK, _LEAST_SLACK)
-
-    def __str__(self) -> str:
-        return f"{'max_bytes' if self.is_chosen else 'nine tenths of what is free'} of {format_bytes(self.limit)}"
 
     def allocate(self, fd: int, ranges: Sequence[Range]) -> bool:
         """Allocates ranges of a file; returns False where they would pass the bound.
@@ -184,11 +246,11 @@ class Bound:
         blocks = [(begin // BLOCK * BLOCK, -(-end // BLOCK) * BLOCK) for begin, end in ranges]
         most = sum(end - begin for begin, end in blocks) + BLOCK
         with self.locked():
-            used = self.use.num_bytes
+            used = self.num_bytes
             if used + most > self.room:
                 return False
             before = _allocated(fd)
-            self.use.num_bytes = used + most
+            self.num_bytes = used + most
             try:
                 for begin, end in ranges:
                     _fallocate(fd, _KEEP_SIZE, begin, end - begin)
@@ -202,7 +264,7 @@ class Bound:
                     raise DiskFullError(exc.errno, exc.strerror) from exc
                 raise
             finally:
-                self.use.num_bytes = used + _allocated(fd) - before
+                self.num_bytes = used + _allocated(fd) - before
         return True
 
     def allocate_whole(self, fd: int, num_bytes: int) -> None:
@@ -222,14 +284,14 @@ class Bound:
                     f"Remote(cache=...)."
                 ) from exc
             finally:
-                self.use.num_bytes += _allocated(fd) - before
+                self.num_bytes += _allocated(fd) - before
 
     def free(self, fd: int, ranges: Sequence[Range]) -> None:
         """Gives the blocks of ranges of a file back, within `locked`; what shares a block with others becomes zeros."""
         before = _allocated(fd)
         for begin, end in ranges:
             _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, begin, end - begin)
-        self.use.num_bytes += _allocated(fd) - before
+        self.num_bytes += _allocated(fd) - before
 
     def check(self, needed: int, why: str, or_else: str) -> None:
         """Raises CacheError unless so many bytes fit into the cache at once."""
@@ -245,11 +307,12 @@ class MemoryBound(Bound):
     """The bound on what sparse copies in memory take, all of which may be taken.
 
     Args:
+        locks: of a file in memory of one block or more.
         limit: bytes; more where what is needed at a time, and `spare` bytes, do not fit in.
     """
 
-    def __init__(self, limit: int, spare: int) -> None:
-        super().__init__(MemoryUse(), limit, Path("memory/1"))
+    def __init__(self, locks: ByteLocks, limit: int, spare: int) -> None:
+        super().__init__(Path("memory/1"), locks, limit, in_memory=True)
         self.room, self._spare = limit, spare
 
     def check(self, needed: int, why: str, or_else: str) -> None:
@@ -263,7 +326,8 @@ class CacheFolder:
     Attributes:
         root: CACHE/1.
         others: whether other users may write there.
-        use, bound: what its files take, and may take.
+        bound: on what its files take.
+        locked: as of `bound`.
     """
 
     def __init__(self, folder: Path, limit: int | None, *, others: bool = False) -> None:
@@ -280,17 +344,8 @@ class CacheFolder:
                     f"{folder}: no cache of remote files can be made there ({exc.strerror}). Name another folder: "
                     f"Remote(cache=...), or FASTLOAD_CACHE."
                 ) from exc
-        self.use = DiskUse(self.root, self._locks)
-        self.locked = self.use.locked
-        if self._locks.try_exclusive(_ALIVE):  # nobody else uses it: what killed processes left is counted anew
-            with self.locked():
-                self.use.count()
-        self._locks.wait_shared(_ALIVE)
-        is_chosen = limit is not None
-        if limit is None:
-            system = os.statvfs(self.root)
-            limit = self.use.num_bytes + system.f_bavail * system.f_frsize * 9 // 10
-        self.bound = Bound(self.use, limit, self.root, is_chosen=is_chosen)
+        self.bound = Bound(self.root, self._locks, limit)
+        self.locked = self.bound.locked
 
     def datasets(self) -> list[Path]:
         """Returns the folders of all datasets, those used longest ago first."""
@@ -338,7 +393,7 @@ class CacheFolder:
             if locks is not None and not locks.try_exclusive(_IN_USE):
                 return False
             if folder.is_dir():
-                _remove(self.root, folder, self.use)
+                _remove(self.bound, folder)
             return True
 
     def remove_lost(self, folder: Path, locks: ByteLocks) -> None:
@@ -348,7 +403,7 @@ class CacheFolder:
         """
         with suppress(OSError), self.locked():
             if folder.is_dir() and (leads_to(folder / "locks", locks.fd) or not (folder / "locks").exists()):
-                _remove(self.root, folder, self.use)
+                _remove(self.bound, folder)
 
     def sweep(self) -> None:
         """Removes what killed processes left: datasets that were never complete, and those half removed."""
@@ -394,18 +449,25 @@ def _opened_root(root: Path, *, others: bool) -> int:
         return opened.open("used", os.O_RDWR | os.O_CREAT)
 
 
-def _remove(root: Path, folder: Path, use: DiskUse) -> None:
+def _remove(bound: Bound, folder: Path) -> None:
     """Removes a dataset of a cache; under another name first: whoever opens it meanwhile makes a new one."""
-    going = Path(tempfile.mkdtemp(prefix=".gone-", dir=root))
+    going = Path(tempfile.mkdtemp(prefix=".gone-", dir=bound.root))
     os.rename(folder, going / folder.name)
     shutil.rmtree(going, ignore_errors=True)
-    use.count()
+    bound.count()
 
 
 def leads_to(path: str | Path, fd: int, size: int | None = None) -> bool:
     """Whether a path leads to an open file, through no link at its end; and that has so many bytes."""
     there, here = syscalls.status_at(path), syscalls.status_of(fd)
     return there is not None and there[:2] == here[:2] and size in (None, here.size)
+
+
+def sparse_memory(num_bytes: int) -> int:
+    """Returns the descriptor of a file in memory, all zeros, of which only what is written takes memory."""
+    fd = os.memfd_create("fastload-remote", os.MFD_CLOEXEC)
+    os.ftruncate(fd, num_bytes)
+    return fd
 
 
 # What follows is done for each chunk, by threads that must not wait for the GIL again.
@@ -430,3 +492,33 @@ def _fallocate(fd: int, mode: int, offset: int, num_bytes: int) -> None:
     function = ctypes.CDLL(None, use_errno=True).fallocate
     if function(fd, ctypes.c_int(mode), ctypes.c_int64(offset), ctypes.c_int64(num_bytes)) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+class Meta:
+    """The file meta.json of a dataset: for each URL that it was read from, size and ETag of each object, by name."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> dict[str, dict[str, tuple[int, str | None]]]:
+        """Returns by URL, and by name, size and ETag."""
+        try:
+            found = json.loads(self._path.read_text())
+            if found["version"] != VERSION:
+                return {}
+            return {
+                url: {name: (int(size), etag) for name, (size, etag) in objects.items()}
+                for url, objects in found["urls"].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def add(self, url: str, objects: dict[str, tuple[int, str | None]]) -> None:
+        """Adds objects of a URL, replacing objects of the same names; within the cache's `locked`."""
+        urls = self.read()
+        urls[url] = urls.get(url, {}) | objects
+        fd, part = tempfile.mkstemp(prefix=".meta-", dir=self._path.parent)  # a new file, through no link
+        with open(fd, "w") as file:
+            file.write(json.dumps({"version": VERSION, "urls": urls}))
+            os.fchmod(fd, os.stat(self._path.parent).st_mode & 0o666)  # others may share the cache
+        os.replace(part, self._path)

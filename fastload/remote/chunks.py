@@ -69,12 +69,11 @@ class ChunkTable:
         self.rows: dict[str, NDArray[np.int64]] = {}
         self.rows_near: dict[str, NDArray[np.int64]] = {}
         self.largest: dict[str, int] = {}
-        self._bytes: dict[str, int] = {}  # of a chunk of each ragged field
         counts = [np.ones_like(shards.num_rows)]
         for name in self.fields:
             field = file.fields[name]
             if (ragged := file.ragged.get(name)) is not None:
-                self._bytes[name] = self.largest[name] = ragged.ragged.chunk_bytes
+                self.largest[name] = ragged.ragged.chunk_bytes
                 self.rows_near[name] = np.full_like(shards.num_rows, ragged.chunk_rows)
                 counts.append(-(-ragged.bytes_in(shards) // ragged.ragged.chunk_bytes))
             else:
@@ -102,8 +101,8 @@ class ChunkTable:
     ) -> NDArray[np.int64]:
         """Returns the chunks that hold these bytes of a ragged field in a shard, ascending, each once."""
         first = int(self._firsts[shard, 1 + self.fields.index(name)])
-        begin = offset // self._bytes[name]
-        last = (offset + np.maximum(num_bytes, 1) - 1) // self._bytes[name]
+        begin = offset // self.largest[name]
+        last = (offset + np.maximum(num_bytes, 1) - 1) // self.largest[name]
         found = [np.unique(begin), *(np.arange(a, b + 1) for a, b in zip(begin, last, strict=True) if b > a)]
         return first + np.unique(np.concatenate(found))
 
@@ -159,7 +158,8 @@ class ShardLayout:
         extent = self._extents[chunk.field]
         if chunk.field in self._table.rows:
             return extent.of_rows(self._table.rows_of(chunk))
-        return extent.of_bytes(chunk.number, self._table._bytes[chunk.field])
+        first, num_bytes = chunk.number * self._table.largest[chunk.field], self._table.largest[chunk.field]
+        return extent.of_rows(range(first, min(first + num_bytes, extent.num_rows)))  # of a row each byte
 
 
 class Extent(NamedTuple):
@@ -183,11 +183,6 @@ class Extent(NamedTuple):
         begin, stop = np.searchsorted(self.first_rows, [first, rows.stop]).tolist()
         pairs = zip(self.begins[begin:stop].tolist(), self.ends[begin:stop].tolist(), strict=True)
         return joined_ranges(pairs, 0)
-
-    def of_bytes(self, number: int, chunk_bytes: int) -> list[Range]:
-        """Returns the range of a chunk of a ragged dataset, whose rows are single bytes, laid back to back."""
-        first = number * chunk_bytes
-        return [(self.base + first, self.base + min(first + chunk_bytes, self.num_rows * self.row_bytes))]
 
     def whole(self) -> list[Range]:
         """Returns the ranges of all of its rows, with what HDF5 allocated behind them."""

@@ -1,19 +1,22 @@
 """Objects of a bucket or a web server, read and written by many threads: `open_client` and `Client`.
 
 Every request is repeated until it succeeds, cannot succeed, or has failed for `Remote.give_up_after` seconds; together
-they are as many at once as the server bears.
+they are as many at once as the server bears. `agreed` asks again, from another connection, for bytes that are not what
+was packed: a bit that flips on the way, in a proxy, or in a server's memory is another one the next time; an object
+that is damaged gives the same bytes again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 from urllib.parse import quote
 
 from fastload.errors import (
@@ -29,13 +32,63 @@ from fastload.errors import (
 from fastload.remote.backend import Data, Failure, ObjectInfo, PartialUpload, Service
 from fastload.remote.cloud import SCHEMES, CloudBackend, split
 from fastload.remote.filesystems import FsspecBackend
-from fastload.remote.options import Remote, is_url, shown
 from fastload.remote.throttle import Throttle, backoff_s
+from fastload.remote.urls import Remote, is_url, shown
 from fastload.system.text import counted, seconds_text
 
 ResultT = TypeVar("ResultT")
 
+_MOST_ANSWERS = 4
+
 _log = logging.getLogger("fastload")
+_warned: set[str] = set()  # servers and datasets of which it was said in this process
+
+
+def agreed(
+    url: str,
+    whose: str,
+    fetch: Callable[[bool], ResultT],
+    problem: Callable[[ResultT], Exception | None],
+    digest: Callable[[ResultT], int],
+) -> tuple[ResultT, Exception | None]:
+    """Returns an undamaged answer; or an answer that came twice the same, and the problem with it.
+
+    Args:
+        url: of the object, as messages show it.
+        whose: URL of the dataset, of which the log says it once.
+        fetch: returns an answer; True: by another connection than those so far.
+        problem: returns the problem with an answer.
+        digest: returns a number that two answers share if their bytes are the same.
+
+    Raises:
+        RemoteError: each answer is another one, and none is right.
+    """
+    seen = set[int]()
+    for _ in range(_MOST_ANSWERS):
+        found = fetch(bool(seen))
+        wrong = problem(found)
+        if wrong is None:
+            if seen:
+                note(whose)
+            return found, None
+        if (number := digest(found)) in seen:
+            return found, wrong
+        seen.add(number)
+    raise RemoteError(
+        f"{url}: was asked for {_MOST_ANSWERS} times, and each answer was another one; none is what was packed. The "
+        f"network, a proxy or a server changes bytes: read it over https://, or from another machine."
+    ) from wrong
+
+
+def note(whose: str) -> None:
+    """Says once that bytes changed on their way, and came right when they were asked for again."""
+    if whose not in _warned:
+        _warned.add(whose)
+        _log.warning(
+            "%s: bytes came changed, and right when they were asked for again: the network, a proxy or a server flips "
+            "bits. Nothing of it was used. This is said once.", whose,
+        )  # fmt: skip
+
 
 PART_BYTES = 16 * 2**20  # S3 takes 10,000 parts: objects of up to 156 GiB
 
@@ -361,6 +414,40 @@ class Client:
             f"{url}: {what} it {counted(tries, 'time')} in {seconds_text(took_s)}, without success. Last: {why}. "
             f"{_FIXES[failure.kind]} Remote(give_up_after=seconds) sets for how long."
         )
+
+
+class ObjectFile(io.RawIOBase):
+    """An object of so many bytes as a file that is read, from anywhere in it."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes, self._at = num_bytes, 0
+
+    def bytes_at(self, first: int, count: int) -> bytes:
+        """Returns bytes of the object from `first` on, which has so many: one or more of them."""
+        raise NotImplementedError
+
+    def readinto(self, memory: Any) -> int:
+        view = memoryview(memory).cast("B")
+        count = max(0, min(len(view), self._num_bytes - self._at))
+        data = self.bytes_at(self._at, count) if count else b""
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._num_bytes}[whence]
+        if self._at < 0:
+            raise ValueError(f"negative seek position {self._at}")
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
 
 
 class Upload:

@@ -16,12 +16,11 @@ import numpy as np
 from fastload.errors import OptionError
 from fastload.format.header import PackedFile, open_hdf5, read_header
 from fastload.format.joined import as_index
-from fastload.remote.cache import VERSION, CacheFolder, allocated_below, check_names
-from fastload.remote.cached import RECORD, CachedDataset, are_there, dataset_on_disk
+from fastload.remote.cache import VERSION, CacheFolder, Meta, allocated_below, check_names
 from fastload.remote.chunks import ChunkTable, Range, ShardLayout
 from fastload.remote.headers import UNREADABLE, header_ranges
-from fastload.remote.meta import Meta
-from fastload.remote.options import Remote, shown
+from fastload.remote.sparse_copies import RECORD, CachedDataset, are_there, dataset_on_disk
+from fastload.remote.urls import Remote, shown
 
 Progress = Callable[[int, int], None]
 """Called with (chunks done, chunks in all)."""
@@ -106,7 +105,7 @@ def list_cache(remote: Remote | None = None) -> CacheContents:
         if cache is None:
             return CacheContents(remote.cache_folder(), (), 0, 0)
         found = tuple(content for _, content in _contents(cache))
-        return CacheContents(remote.cache_folder(), found, cache.use.num_bytes, cache.bound.limit)
+        return CacheContents(remote.cache_folder(), found, cache.bound.num_bytes, cache.bound.limit)
 
 
 def verify_cache(
@@ -152,8 +151,8 @@ def clear_cache(url: str | None = None, remote: Remote | None = None) -> Cleared
                 (removed if cache.remove(folder) else left).append(content)
         cache.sweep()
         with cache.locked():
-            cache.use.count()
-        return Cleared(tuple(removed), tuple(left), cache.use.num_bytes)
+            cache.bound.count()
+        return Cleared(tuple(removed), tuple(left), cache.bound.num_bytes)
 
 
 @contextmanager
@@ -214,7 +213,7 @@ def _verified(cache: CacheFolder, folder: Path, content: CachedContent, advance:
     except FileNotFoundError:  # it is being removed
         return CacheCheck(content.name, 0, 0, 0, 0)
     with closing(cached):
-        checks = [_Shard(cached, table, shard, advance) for shard in range(len(index.shards.names))]
+        checks = [_ShardCheck(cached, table, shard, advance) for shard in range(len(index.shards.names))]
         for check in checks:
             check.run()
     counts = (sum(getattr(one, name) for one in checks) for name in ("checked", "wrong", "removed", "skipped"))
@@ -234,7 +233,7 @@ def _header(folder: Path) -> PackedFile | None:
     return None
 
 
-class _Shard:
+class _ShardCheck:
     """The check of one shard's copy; counts as in `CacheCheck`."""
 
     def __init__(self, cached: CachedDataset, table: ChunkTable, shard: int, advance: Callable[[], None]) -> None:
@@ -243,7 +242,7 @@ class _Shard:
 
     def run(self) -> None:
         header, data = int(self._table.headers[self._shard]), self._table.data_of(self._shard)
-        if not len(self._cached.records.there(slice(header, header + 1))):
+        if not len(self._cached.records.kept(slice(header, header + 1), whole=True)):
             return  # without it none of its chunks is there
         if not self._cached.locks.try_shared(header):
             self.skipped += 1
@@ -262,7 +261,7 @@ class _Shard:
                 self.wrong += 1
                 self.removed += self._cached.evict_shard(self._shard, header, data)
             return
-        for chunk in self._cached.records.there(data).tolist():
+        for chunk in self._cached.records.kept(data, whole=True).tolist():
             ranges = layout.ranges(self._table.chunk(chunk))
             if not self._cached.locks.try_shared(chunk):
                 self.skipped += 1

@@ -20,17 +20,16 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from fastload.errors import RemoteError
 from fastload.remote.cache import CacheLostError
-from fastload.remote.cached import CachedDataset
-from fastload.remote.evictor import AbsentError, Allocator, Evictor
-from fastload.remote.in_use import ChunksInUse, count
+from fastload.remote.evictor import AbsentError, ChunksInUse, Evictor, count
 from fastload.remote.source import ChunkSource
+from fastload.remote.sparse_copies import CachedDataset
 from fastload.system.threads import run_as_batch
 
 _EXTRA_THREADS = 1
@@ -91,7 +90,6 @@ class FetchQueue:
         obtain: makes a chunk ready, or notes why it cannot be.
         take_if_there: makes a chunk ready that is in the cache; returns whether it did.
         most_threads: that are started.
-        most_held: chunks that are held because they were announced; more of them wait.
 
     Attributes:
         owner: kept as long as there are threads, which it ends when the interpreter does.
@@ -104,12 +102,10 @@ class FetchQueue:
         in_use: ChunksInUse,
         obtain: Callable[[int], None],
         take_if_there: Callable[[int], bool],
-        *,
         most_threads: int,
-        most_held: int,
     ) -> None:
         self._in_use, self._obtain, self._take_if_there = in_use, obtain, take_if_there
-        self._most_threads, self.most_held = most_threads, most_held
+        self._most_threads = most_threads
         self.work_to_do = threading.Condition(in_use.lock)
         self._urgent, self._announced = deque[int](), deque[int]()
         self._threads, self._idle = list[threading.Thread](), 0
@@ -133,17 +129,14 @@ class FetchQueue:
 
     def advance(self) -> None:
         """Makes announced chunks ready that are in the cache; from the first one on that is not, threads go on."""
-        while not self._in_use.is_over and self._announced and (more := self.most_held - _taken(self._in_use)) > 0:
+        while (
+            not self._in_use.is_over and self._announced and (more := self._in_use.most_held - _taken(self._in_use)) > 0
+        ):
             chunk = self._announced[0]
             if chunk in self._in_use.wanted and not _is_known(self._in_use, chunk) and not self._take_if_there(chunk):
                 self._start(min(len(self._announced), more))
                 return
             self._announced.popleft()
-
-    def hold_less(self) -> None:
-        """Holds fewer chunks that were announced: there is less room than the bound says."""
-        with self._in_use.lock:
-            self.most_held = max(2, min(self.most_held, len(self._in_use.ready) // 2))
 
     def _start(self, count: int) -> None:
         """Wakes threads for so many chunks, and starts some where too few are idle."""
@@ -170,7 +163,7 @@ class FetchQueue:
     def _next(self) -> int | None:
         """Returns a chunk to fetch now: one that somebody waits for, or an announced one where there is room."""
         for some in (self._urgent, self._announced):
-            while some and (some is self._urgent or _taken(self._in_use) < self.most_held):
+            while some and (some is self._urgent or _taken(self._in_use) < self._in_use.most_held):
                 chunk = some.popleft()
                 if chunk in self._in_use.wanted and not _is_known(self._in_use, chunk):
                     return chunk
@@ -202,9 +195,10 @@ class Obtainer:
         cached, source, give_up_after_s: as of `ChunkFetcher`.
         in_use: the chunks that this process needs.
         counts: of what it did.
-    """
 
-    allocator: Allocator
+    Attributes:
+        evictor: makes room for what is fetched.
+    """
 
     def __init__(
         self,
@@ -216,6 +210,8 @@ class Obtainer:
     ) -> None:
         self._table, self._cached, self._source, self._in_use = cached.table, cached, source, in_use
         self._counts, self._give_up_after_s = counts, give_up_after_s
+        header_there = functools.partial(self.header, fetch=False)
+        self.evictor = Evictor(cached, source, in_use, header_there, give_up_after_s)
         self._fetched_before = np.zeros(cached.table.num_chunks, np.bool_)
 
     def take_if_there(self, chunk: int) -> bool:
@@ -314,17 +310,18 @@ class Obtainer:
         chunk = self._table.chunk(number)
         if not chunk.field:
             parts = self._source.fetch_header(chunk.shard)
-            self.allocator.make(number, chunk.shard, [one for one, _ in parts])
+            self.evictor.allocate(number, chunk.shard, [one for one, _ in parts])
         else:
             ranges = self._source.ranges_by_index(chunk)
             if not ranges:
                 with self.header(chunk.shard):
                     ranges = self._source.ranges(chunk, self._cached)
-            self.allocator.make(number, chunk.shard, ranges)
+            self.evictor.allocate(number, chunk.shard, ranges)
             try:
                 parts = self._source.fetch_chunk(chunk, ranges, self._cached, lambda: self.header(chunk.shard))
             except BaseException:
-                self.allocator.give_back(number)
+                with suppress(OSError, RuntimeError):  # it was closed
+                    self.evictor.evict_chunk(number)  # which ends the lock
                 raise
         self._cached.write(number, chunk.shard, parts)
         with self._in_use.lock:
@@ -389,17 +386,13 @@ class ChunkFetcher:
         give_up_after_s: float,
     ) -> None:
         self._cached, self._give_up_after_s, self.pid = cached, give_up_after_s, os.getpid()
-        self.counts, self.in_use = FetchCounts(), ChunksInUse(cached.locks)
+        self.counts, self.in_use = FetchCounts(), ChunksInUse(cached.locks, most_held)
         self.obtainer = Obtainer(cached, source, self.in_use, self.counts, give_up_after_s)
+        self.evictor = self.obtainer.evictor
         obtain, take = self.obtainer.obtain, self.obtainer.take_if_there
-        most_threads = threads + max(2, threads // _EXTRA_THREADS)
-        self.queue = FetchQueue(self.in_use, obtain, take, most_threads=most_threads, most_held=most_held)
+        self.queue = FetchQueue(self.in_use, obtain, take, threads + max(2, threads // _EXTRA_THREADS))
         self.queue.owner = self
         self.in_use.again, self.in_use.less = self.queue.again, self.queue.advance
-        header_there = functools.partial(self.obtainer.header, fetch=False)
-        self.evictor = Evictor(cached, source, self.in_use, header_there)
-        self._allocator = Allocator(cached, self.in_use, self.evictor, self.queue.hold_less, give_up_after_s)
-        self.obtainer.allocator = self._allocator
         _living.add(self)
         atexit.unregister(_end_threads)
         atexit.register(_end_threads)
@@ -417,7 +410,7 @@ class ChunkFetcher:
         deadline_s = time.monotonic() + self._give_up_after_s
         while not self._hold(chunks):
             if time.monotonic() > deadline_s:
-                raise self._allocator.in_use_error()
+                raise self.evictor.in_use_error()
             time.sleep(_YIELDS_AFTER_S * random.uniform(0.2, 1.0))
 
     def _hold(self, chunks: Sequence[int]) -> bool:
@@ -440,11 +433,10 @@ class ChunkFetcher:
                         if in_use.is_over:
                             raise self.obtainer.end_error()
                         now_there = len(in_use.ready.intersection(missing))
-                        if now_there != there or not self._allocator.is_short_of(missing):
+                        if now_there != there or not self.evictor.is_short_of(missing):
                             there, patience_s = now_there, time.monotonic() + _YIELDS_AFTER_S * random.uniform(1.0, 2.0)
                         elif time.monotonic() > patience_s:
                             in_use.yield_to_others(chunks)
-                            self.queue.hold_less()
                             return False
                         in_use.changed.wait(_YIELDS_AFTER_S)
             except BaseException:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from fastload.errors import MissingExtraError, OptionError, RemoteError
 from fastload.remote.backend import Data, Failure, Kind, ObjectInfo
-from fastload.remote.options import shown
+from fastload.remote.urls import shown
 from fastload.system.files import mode_for
 
 ResultT = TypeVar("ResultT")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,10 +13,9 @@ import xxhash
 
 from fastload.errors import FastloadError, FormatError
 from fastload.format.header import PackedFile, check_header, open_hdf5, read_header
-from fastload.remote.agreement import agreed
-from fastload.remote.cached import sparse_memory
+from fastload.remote.cache import sparse_memory
 from fastload.remote.chunks import TAIL_BYTES, Range, extent_of, is_large, joined_ranges, without
-from fastload.remote.client import Client
+from fastload.remote.client import Client, ObjectFile, agreed
 from fastload.system.files import read_bytes, write_at
 
 _WHOLE_BYTES = 16 * 2**20  # objects up to this size are fetched whole
@@ -172,38 +170,20 @@ def _around_large(file: h5py.File, size: int) -> list[Range]:
     return without([(0, size)], joined_ranges(large, 0))
 
 
-class _FetchingFile(io.RawIOBase):
+class _FetchingFile(ObjectFile):
     """A sparse copy as a file that HDF5 reads: ranges that are not in it yet are fetched, some at a time."""
 
     def __init__(self, fd: int, size: int, there: Sequence[Range], fetch: Any) -> None:
-        self._fd, self._size, self.there, self._fetch, self._at = fd, size, list(there), fetch, 0
+        super().__init__(size)
+        self._fd, self._size, self.there, self._fetch = fd, size, list(there), fetch
 
-    def readinto(self, memory: Any) -> int:
-        view = memoryview(memory).cast("B")
-        end = min(self._at + len(view), self._size)
-        for begin, stop in without([(self._at, end)], self.there):
-            first = begin // _LOOK_BYTES * _LOOK_BYTES
-            last = min(-(-stop // _LOOK_BYTES) * _LOOK_BYTES, self._size)
-            for some in without([(first, last)], self.there):
+    def bytes_at(self, first: int, count: int) -> bytes:
+        for begin, stop in without([(first, first + count)], self.there):
+            look = begin // _LOOK_BYTES * _LOOK_BYTES, min(-(-stop // _LOOK_BYTES) * _LOOK_BYTES, self._size)
+            for some in without([look], self.there):
                 write_at(self._fd, self._fetch(*some), some[0])
-            self.there = joined_ranges([*self.there, (first, last)], 0)
-        data = read_bytes(self._fd, end - self._at, self._at)
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
+            self.there = joined_ranges([*self.there, look], 0)
+        return read_bytes(self._fd, count, first)
 
 
 def look_for_header(url: str, fd: int, there: Sequence[Range], fetch: Any) -> list[Range]:

@@ -1,6 +1,7 @@
 """Opens a packed file or an index behind a URL: `open_remote` returns its header, whose rows are fetched when needed.
 
-The header describes an index in the cache of this machine; where the URL names a packed file, an index of one shard.
+`open_packed` opens one by its path or its URL, for what reads either of them once. The header describes an index in the
+cache of this machine; where the URL names a packed file, an index of one shard.
 """
 
 from __future__ import annotations
@@ -8,32 +9,77 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import xxhash
 
-from fastload.errors import CacheError, FormatError, MissingFileError, OptionError
+from fastload.errors import CacheError, FastloadError, FormatError, MissingFileError, OptionError
 from fastload.format.header import PackedFile, read_header
 from fastload.format.joined import as_index, join_files, require_written
-from fastload.remote.byte_locks import ByteLocks
-from fastload.remote.cache import CacheFolder, CacheLostError, check_names
-from fastload.remote.cached import forget_all, sparse_memory
+from fastload.remote.cache import (
+    ByteLocks,
+    CacheFolder,
+    CacheLostError,
+    DiskFullError,
+    Meta,
+    check_names,
+    sparse_memory,
+)
 from fastload.remote.chunks import Range
 from fastload.remote.client import Client, open_client
 from fastload.remote.evictor import evict_elsewhere
 from fastload.remote.headers import copy_ranges, fetch_header, fetch_into_memory, sparse_file
-from fastload.remote.meta import Meta
-from fastload.remote.options import Remote, is_url, shown
 from fastload.remote.own_files import Folder
-from fastload.remote.shards import RemoteShards
+from fastload.remote.remote_shards import RemoteShards
+from fastload.remote.sparse_copies import forget_all
+from fastload.remote.urls import FileName, Remote, is_url, shown
 from fastload.system.files import write_at
 from fastload.system.text import first_few
 from fastload.system.threads import in_threads
+
+
+@contextmanager
+def open_packed(name: FileName, remote: Remote | None = None) -> Iterator[PackedFile]:
+    """Yields the header of a file, read from its path or its URL; for a URL everything is closed afterwards.
+
+    Errors raised within it name URLs where they would name a copy in the cache.
+
+    Raises:
+        MissingFileError, FormatError: as `read_header`.
+        RemoteError, OptionError: as `open_remote`.
+    """
+    if not is_url(name):
+        yield read_header(Path(name))
+        return
+    url, remote = str(name), remote or Remote()
+    try:
+        file = open_remote(url, remote)
+        with closing(cast(Any, file.remote)) as shards:
+            shards.source.lets_damage_pass = True  # commands compare each row
+            yield file
+    except DiskFullError as exc:
+        raise CacheError(
+            f"{remote.cache_folder()}: the disk of the cache is full. Make room there (`fastload cache clear` removes "
+            f"what no job uses), or name another folder: FASTLOAD_CACHE, Remote(cache=...)."
+        ) from exc
+    except FastloadError as exc:
+        exc.args = (_with_urls(str(exc), url, remote), *exc.args[1:])
+        raise
+
+
+def _with_urls(text: str, url: str, remote: Remote) -> str:
+    """Returns a message that names the objects of a URL instead of their copies in the cache."""
+    cache = re.escape(str(remote.cache_folder().absolute()))
+    folder = shown(url).rpartition("/")[0] + "/"
+    return re.sub(rf"{cache}/1/[^/\s]+/", lambda _: folder, text)
+
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 Fetch = Callable[[int, str | None], tuple[int, list[Range]]]
@@ -257,7 +303,7 @@ def _fetch_index(cache: CacheFolder, fetch: Fetch, name: str, url: str, size: in
                                 with closing(Folder(folder, shared=cache.others)) as opened:
                                     forget_all(opened)
                             os.replace(path, folder / name)
-                cache.use.count()
+                cache.bound.count()
             if (used := _use(cache, folder / name)) is None:
                 _repair(cache, url, memory, folder / name, ranges)
                 used = _use(cache, folder / name)

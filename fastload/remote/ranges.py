@@ -13,13 +13,12 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from fastload.remote.backend import ObjectInfo
-from fastload.remote.client import Client, open_client
+from fastload.remote.client import Client, ObjectFile, open_client
 from fastload.remote.cloud import split
-from fastload.remote.options import Remote
-from fastload.remote.paths import ObjectPath, remote_in_force
+from fastload.remote.urls import ObjectPath, Remote, remote_in_force
 
 HELD_BYTES = 64 * 2**20
 """Bytes that are fetched ahead in a process; more are when a single range is larger."""
@@ -176,7 +175,7 @@ def read_range(wanted: ObjectRange) -> bytes:
     return reader_of(wanted.url, wanted.remote).read(wanted)
 
 
-class _ObjectFile(io.RawIOBase):
+class _BlockFile(ObjectFile):
     """An object as a file that is read in blocks; the blocks behind the current one are fetched ahead."""
 
     def __init__(self, path: ObjectPath, block_bytes: int, ahead: int) -> None:
@@ -184,52 +183,30 @@ class _ObjectFile(io.RawIOBase):
         self._base, self._key = split(self._url)
         self._reader = reader_of(self._url, self._remote)
         self.info: ObjectInfo = self._reader.client.head(self._key)
-        self._block_bytes, self._ahead, self._at = block_bytes, ahead, 0
+        super().__init__(self.info.num_bytes)
+        self._block_bytes, self._ahead = block_bytes, ahead
         self._block: tuple[int, bytes] = (-1, b"")
 
     def _range(self, first: int, stop: int) -> ObjectRange:
         return ObjectRange(self._base, self._remote, self._key, first, min(stop, self.info.num_bytes), self.info.etag)
 
-    def readinto(self, memory: Any) -> int:
-        view = memoryview(memory).cast("B")
-        count = max(0, min(len(view), self.info.num_bytes - self._at))
-        if not count:
-            return 0
+    def bytes_at(self, first: int, count: int) -> bytes:
         size = self._block_bytes
         if count >= size and not self._ahead:
-            data = self._reader.read(self._range(self._at, self._at + count))
-        else:
-            number = self._at // size
-            if self._block[0] != number:
-                later = range(number + 1, number + 1 + self._ahead)
-                if later:
-                    self._reader.announce(self._range(n * size, n * size + size) for n in (number, *later))
-                self._block = number, self._reader.read(self._range(number * size, number * size + size))
-            begin = self._at - number * size
-            data = self._block[1][begin : begin + count]
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.info.num_bytes}[whence]
-        if self._at < 0:
-            raise ValueError(f"negative seek position {self._at}")
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
+            return self._reader.read(self._range(first, first + count))
+        number = first // size
+        if self._block[0] != number:
+            later = range(number + 1, number + 1 + self._ahead)
+            if later:
+                self._reader.announce(self._range(n * size, n * size + size) for n in (number, *later))
+            self._block = number, self._reader.read(self._range(number * size, number * size + size))
+        begin = first - number * size
+        return self._block[1][begin : begin + count]
 
     def close(self) -> None:
         if not self.closed and self._ahead:
             self._reader.forget(self._key)
         super().close()
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
 
 
 def open_binary(path: Path, *, block_bytes: int = 2**18, ahead: int = 0) -> IO[bytes]:
@@ -240,4 +217,4 @@ def open_binary(path: Path, *, block_bytes: int = 2**18, ahead: int = 0) -> IO[b
     """
     if not isinstance(path, ObjectPath):
         return open(path, "rb")
-    return io.BufferedReader(_ObjectFile(path, block_bytes, ahead), 2**16)
+    return io.BufferedReader(_BlockFile(path, block_bytes, ahead), 2**16)

@@ -1,22 +1,29 @@
-"""`ChunkSource`: where a chunk lies in its object, its bytes, and whether they are what was packed."""
+"""`ChunkSource`: where a chunk lies in its object, its bytes, and whether they are what was packed.
+
+`ShardObjects` makes the requests, each as long as the object is the same one.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
-from fastload.errors import DamagedRowError, FormatError, MissingFileError
-from fastload.format.digests import header_digest
-from fastload.format.header import PackedFile, open_hdf5
-from fastload.remote.agreement import agreed
-from fastload.remote.cache import CacheLostError
-from fastload.remote.cached import CachedDataset, digest_of
+from fastload.errors import DamagedRowError, FormatError, MissingFileError, RemoteError, ReplacedError
+from fastload.format.codecs import decompress_zstd
+from fastload.format.digests import header_digest, pixel_digests, row_digest
+from fastload.format.header import Field, PackedFile, open_hdf5
+from fastload.format.ragged import INDEX_DTYPES, ZSTD
+from fastload.format.shards import Shards
+from fastload.remote.backend import ObjectInfo
+from fastload.remote.cache import CacheLostError, Meta
 from fastload.remote.chunks import (
     JOINED_BYTES,
     Chunk,
@@ -26,6 +33,7 @@ from fastload.remote.chunks import (
     joined_ranges,
     likely_header,
 )
+from fastload.remote.client import Client, ShortObjectError, agreed
 from fastload.remote.headers import (
     UNREADABLE,
     HeaderAnswer,
@@ -34,10 +42,176 @@ from fastload.remote.headers import (
     header_problem,
     header_ranges,
 )
-from fastload.remote.objects import ShardObjects
-from fastload.remote.row_digests import wrong_encoded_rows, wrong_rows
+from fastload.remote.sparse_copies import CachedDataset, digest_of
 from fastload.system.files import read_bytes
 from fastload.system.text import text_of
+
+
+def wrong_rows(layout: ShardLayout, fd: int, images: Field, rows: range, data: Any) -> NDArray[np.int64]:
+    """Returns the rows of a shard, of a chunk of images of one size, that are not what was packed: int64 (n,).
+
+    Args:
+        layout: of the shard, whose header is in its copy `fd`.
+        images: how the index describes them.
+        rows: of the chunk.
+        data: their bytes, one row after another.
+    """
+    expected = _column(layout, fd, "digest", np.dtype("<u8"), rows)
+    found = pixel_digests([np.frombuffer(data, np.uint8).reshape(len(rows), images.row_bytes)])
+    return rows.start + np.flatnonzero(found != expected)
+
+
+def wrong_encoded_rows(
+    layout: ShardLayout, fd: int, images: Field, num_rows: int, begin: int, data: Any
+) -> NDArray[np.int64]:
+    """Returns the same of a chunk of images of varying length; those that lie in several chunks are passed over.
+
+    Args:
+        layout, fd, images: as above.
+        num_rows: of the shard.
+        begin: the byte of the shard's encoded rows at which the chunk begins.
+        data: its bytes.
+    """
+    every, index = range(num_rows), {}
+    for part in ("offset", "bytes", "encoding", "shape"):
+        dtype, shape = INDEX_DTYPES[part]
+        index[part] = _column(layout, fd, f"images_{part}", np.dtype((dtype, shape)), every)
+    first, stop = index["offset"] - begin, index["offset"] - begin + index["bytes"]
+    here = np.flatnonzero((first >= 0) & (stop <= len(data)))
+    expected = _column(layout, fd, "digest", np.dtype("<u8"), every)
+    wrong, view = [], memoryview(data)
+    for row in here.tolist():
+        encoded: Any = view[int(first[row]) : int(stop[row])]
+        if index["encoding"][row] == ZSTD:
+            pixels = np.empty(int(index["shape"][row].prod()) * images.dtype.itemsize, np.uint8)
+            try:
+                decompress_zstd(encoded, pixels)
+            except ValueError:
+                wrong.append(row)
+                continue
+            encoded = pixels
+        if row_digest([encoded]) != expected[row]:
+            wrong.append(row)
+    return np.array(wrong, np.int64)
+
+
+def _column(layout: ShardLayout, fd: int, name: str, dtype: np.dtype[Any], rows: range) -> NDArray[Any]:
+    """Returns rows of a small field of a shard from its copy."""
+    data = os.pread(fd, len(rows) * dtype.itemsize, layout.columns[name] + rows.start * dtype.itemsize)
+    return np.frombuffer(data, dtype)
+
+
+class ShardObjects:
+    """The objects behind a URL. Threads share it.
+
+    The first answer of a shard, or an earlier run, says its ETag; from then on it has to be the same. One that was
+    copied there again, with the same header, is the same.
+
+    Args:
+        url: of the file or index, without secrets.
+        index_name, shards: of the index.
+        client: makes the requests.
+        folder_key: of the objects' folder in the bucket.
+        has_other_header: whether a shard is in the cache, whose header the object with an ETag has not any more.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        index_name: str,
+        shards: Shards,
+        client: Client,
+        folder_key: str,
+        has_other_header: Callable[[int, Callable[[int, int], Any]], bool],
+    ) -> None:
+        self._url, self._index_name, self._shards = url, index_name, shards
+        self._client, self._folder_key, self._has_other_header = client, folder_key, has_other_header
+        self._etags: dict[str, str | None] = {}
+        self._of_earlier_runs = set[str]()  # names of shards whose ETag is
+        self._noted: tuple[Meta, Callable[[], AbstractContextManager[None]]] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins in a new process: at a fork a thread may hold locks, which nobody here releases."""
+        self._asking: dict[str, threading.Lock] = {}  # of shards whose ETag is asked for
+
+    def note_in(self, meta: Meta | None, locked: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """Takes the ETags of earlier runs from a file of the cache, and notes others there, within `locked`.
+
+        None: they are noted no more.
+        """
+        self._noted = None if meta is None else (meta, locked)
+        if meta is not None:
+            self._etags.update({name: etag for name, (_, etag) in meta.read().get(self._url, {}).items()})
+            self._of_earlier_runs = set(self._etags) - {self._index_name}  # whose ETag was asked for now
+
+    def forget(self) -> None:
+        """Asks for all ETags again."""
+        self._etags, self._of_earlier_runs = {}, set()
+
+    def url_of(self, shard: int) -> str:
+        """Returns the URL of a shard, as messages show it."""
+        return self._client.url_of(self._key(self._shards.names[shard]))
+
+    def _key(self, name: str) -> str:
+        return f"{self._folder_key}{name}"
+
+    def read(self, shard: int, begin: int, end: int, *, anew: bool = False) -> Any:
+        """Returns bytes of a shard, uint8; `anew`: by another connection than those so far. Raises as `Client`."""
+        name = self._shards.names[shard]
+        key, etag = self._key(name), self._etags.get(name)
+        try:
+            data, info = self._client.read_range(key, begin, end, etag=etag, anew=anew)
+        except ReplacedError:
+            if etag is None or not self._is_copied_anew(shard, etag):
+                raise
+            return self.read(shard, begin, end)
+        except ShortObjectError:
+            self._check_size(name, self._client.head(key))
+            raise
+        if etag is None:
+            self._check_size(name, info)
+            with self._asking.setdefault(name, threading.Lock()):
+                if (known := self._etags.get(name)) is None:
+                    self._note(name, info)
+            if known not in (None, info.etag):
+                return self.read(shard, begin, end)  # replaced between these answers: now one that is too old fails
+        return data
+
+    def _is_copied_anew(self, shard: int, etag: str) -> bool:
+        """Whether a shard that is no longer of this ETag, which is of an earlier run, has the same header and digests.
+
+        So it is where a shard was copied there again. Then its new ETag holds.
+        """
+        name = self._shards.names[shard]
+        with self._asking.setdefault(name, threading.Lock()):
+            if self._etags[name] != etag:
+                return True  # another thread was first
+            if name not in self._of_earlier_runs:
+                return False
+            key = self._key(name)
+            self._check_size(name, info := self._client.head(key))
+            if self._has_other_header(shard, lambda begin, end: self._client.read(key, begin, end, etag=info.etag)):
+                return False
+            self._note(name, info)
+            return True
+
+    def _check_size(self, name: str, info: ObjectInfo) -> None:
+        size = int(self._shards.num_bytes[self._shards.names.index(name)])
+        if info.num_bytes != size:
+            raise RemoteError(
+                f"{self._client.url_of(self._key(name))}: has {info.num_bytes:,} bytes, and {size:,} when the "
+                f"index {self._url} was made. Copy the right shard there, or make the index again: `fastload index`."
+            )
+
+    def _note(self, name: str, info: ObjectInfo) -> None:
+        self._etags[name] = info.etag
+        self._of_earlier_runs.discard(name)
+        if self._noted is None:
+            return
+        meta, locked = self._noted
+        with suppress(OSError), locked():  # whoever opens it next asks again
+            meta.add(self._url, {name: (info.num_bytes, info.etag)})
 
 
 class ChunkSource:

@@ -34,10 +34,10 @@ from fastload.pack.finish import finished_report
 from fastload.pack.journal import Journal, source_table
 from fastload.pack.pack_options import checked_output, is_joined, journal_path, of_file_options
 from fastload.read.checked import close_readers
-from fastload.read.columns import open_columns
 from fastload.read.identity import check_path
-from fastload.remote.opening import FileName, local_path, open_packed
-from fastload.remote.options import is_url
+from fastload.read.reader import open_columns
+from fastload.remote.open_url import open_packed
+from fastload.remote.urls import FileName, is_url, local_path
 from fastload.repack.merge import list_merged
 from fastload.repack.packed_listing import choose_rows, list_packed, pack_options, regroup, without_damaged
 from fastload.repack.packed_rows import RaggedRows, RowByRow, undecodable

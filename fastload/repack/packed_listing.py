@@ -25,8 +25,8 @@ from fastload.format.digests import DIGEST_FIELDS, row_digests
 from fastload.format.header import PIXEL_FIELDS, PackedFile, by_block, check_header, open_hdf5, read_header, read_shard
 from fastload.format.ragged import Column
 from fastload.options.repack import Choice
-from fastload.read.columns import open_columns
-from fastload.read.table import index_columns, index_part
+from fastload.read.reader import open_columns
+from fastload.read.row_table import index_columns, index_part
 from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Arrays, Listing, Masks, first_few, require_unique
 from fastload.system.text import text_of

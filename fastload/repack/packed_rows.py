@@ -20,7 +20,7 @@ from fastload.images.image_header import ImageHeader, header_of_pixels
 from fastload.options.pack import Progress
 from fastload.pack.encode import bytes_of
 from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, open_samples
-from fastload.read.fields import image_axes
+from fastload.read.reader import image_axes
 from fastload.sources.listing import Arrays, Files, Pictures, first_few
 from fastload.sources.raw_rows import JoinedRows, RawRows, StoredRows
 from fastload.system.machine import worker_count

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, ImageError, SourceError, typed
-from fastload.remote.paths import ObjectPath, path_of
 from fastload.remote.ranges import open_binary
+from fastload.remote.urls import ObjectPath, path_of
 from fastload.sources.foreign import why_foreign
 from fastload.sources.listing import first_few, require_unique
 from fastload.sources.spans import HEAD_BYTES, FileSpans, ListedFile, ListedObject

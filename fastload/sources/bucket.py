@@ -26,9 +26,8 @@ from fastload.errors import (
 )
 from fastload.remote.backend import ObjectInfo
 from fastload.remote.cloud import split
-from fastload.remote.options import Remote
-from fastload.remote.paths import ObjectPath, remote_in_force
 from fastload.remote.ranges import ObjectRange, announce, client_of, read_range
+from fastload.remote.urls import ObjectPath, Remote, remote_in_force
 from fastload.sources.spans import HEAD_BYTES, ListedObject, Paths, changed_ns, without_cache
 from fastload.sources.tree import Tree, hidden_note, is_hidden, walk_order
 

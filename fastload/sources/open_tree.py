@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fastload.errors import MissingFileError, SourceError
-from fastload.remote.paths import ObjectPath, path_of
+from fastload.remote.urls import ObjectPath, path_of
 from fastload.sources.archives import list_archive
 from fastload.sources.bucket import lone_file, open_bucket
 from fastload.sources.foreign import SHARD_NAME

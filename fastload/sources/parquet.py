@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, SourceError
 from fastload.options.pack import SourceOptions
-from fastload.remote.paths import ObjectPath
 from fastload.remote.ranges import open_binary
+from fastload.remote.urls import ObjectPath
 from fastload.sources.assemble import Draft, Samples, Splits, fill_value, keys_in_shards, split_path
 from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
 from fastload.sources.listing import Masks, first_few, split_of_parts

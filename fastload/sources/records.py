@@ -42,8 +42,8 @@ from fastload.errors import FastloadError, ImageError, MissingExtraError, Option
 from fastload.format.ragged import Column, Moves
 from fastload.images.image_header import KINDS, ImageHeader, check_size, header_of_pixels, looks_like_image
 from fastload.options.pack import BoxForm, SourceOptions
-from fastload.remote.paths import ObjectPath
 from fastload.remote.ranges import open_binary
+from fastload.remote.urls import ObjectPath
 from fastload.sources.assemble import Draft, Samples, Splits, fill_value, header_of, keys_in_shards
 from fastload.sources.box_forms import CORNERS, BoxSlots, in_stored_form
 from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in

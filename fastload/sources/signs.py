@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
 from fastload.options.pack import SourceOptions
-from fastload.remote.paths import ObjectPath
+from fastload.remote.urls import ObjectPath
 from fastload.sources.assemble import Draft, header_of, stem_of
 from fastload.sources.folder import (
     IMAGE_FOLDERS,

@@ -29,9 +29,8 @@ from fastload.errors import (
 )
 from fastload.remote.backend import ObjectInfo
 from fastload.remote.cloud import split
-from fastload.remote.options import Remote
-from fastload.remote.paths import ObjectPath, remote_in_force
 from fastload.remote.ranges import ObjectRange, client_of, read_range
+from fastload.remote.urls import ObjectPath, Remote, remote_in_force
 from fastload.sources.listing import Files
 from fastload.system.files import read_bytes, write_all
 

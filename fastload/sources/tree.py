@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
-from fastload.remote.paths import ObjectPath
+from fastload.remote.urls import ObjectPath
 from fastload.sources.listing import Files, first_few
 from fastload.sources.spans import Paths, is_as_listed
 from fastload.system.files import read_bytes

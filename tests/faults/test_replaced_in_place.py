@@ -35,7 +35,7 @@ from fastload.format.valid import Hdf5File
 from fastload.inspection.preview import make_preview
 from fastload.read import row_check
 from fastload.read.linear import MappedRows, PreadRows
-from fastload.read.rows import open_rows
+from fastload.read.reader import open_rows
 from fastload.repack import append_images, repack_file
 from fastload.transforms import RandomResizedCrop
 from sample_files import write_packed

@@ -227,7 +227,7 @@ import sys
 import numpy as np
 from fastload.format.header import read_header
 from fastload.inspection.info import inspect_file
-from fastload.read.rows import open_rows
+from fastload.read.reader import open_rows
 
 def read(path):
     file = read_header(path)

@@ -23,7 +23,7 @@ from fastload.prefetch.process_pool import PREFETCH
 from fastload.prefetch.ring import SLACK, slot_bytes
 from fastload.prefetch.sample_worker import BatchRequest, BatchResult, Filler
 from fastload.prefetch.shared_memory import SharedMemory
-from fastload.read.rows import Rows
+from fastload.read.reader import Rows
 
 N = 48
 PACKED = {"rows": N, "size": (20, 16, 3), "seed": 1, "chunk_rows": 8}

@@ -168,7 +168,7 @@ def test_a_wait_without_a_timeout_is_warned_of_once_with_the_same_words(packed, 
 @pytest.fixture
 def hangs(monkeypatch):
     """Reading row 21 hangs until the event is set; its `begun` is set when it begins to."""
-    from fastload.read.rows import Rows
+    from fastload.read.reader import Rows
 
     opened, gather = threading.Event(), Rows.gather
     opened.begun = threading.Event()

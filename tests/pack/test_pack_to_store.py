@@ -294,7 +294,7 @@ def test_two_packers_at_once_make_one_dataset(s3: S3, photos: Path, tmp_path: Pa
     code = """
 import sys
 from fastload import pack_images
-from fastload.remote.options import Remote
+from fastload.remote.urls import Remote
 sys.stdin.readline()
 pack_images(sys.argv[1], sys.argv[2], shards=3, workers=0, remote=Remote(cache=sys.argv[3]))
 """

@@ -15,7 +15,7 @@ from fastload.errors import OptionError
 from fastload.format.ragged import Column
 from fastload.loader.loader import FastLoader
 from fastload.prefetch.stage import Where
-from fastload.read.rows import Rows
+from fastload.read.reader import Rows
 from fastload.system.threads import SWITCH_INTERVAL_S
 from fastload.transforms import (
     CenterCrop,

@@ -27,7 +27,7 @@ from fastload.images.decode_part import decode_row
 from fastload.images.jpeg import scan_jpeg
 from fastload.prefetch.stages import device_decode
 from fastload.prefetch.stages.rows import GatherRows
-from fastload.read.rows import Rows
+from fastload.read.reader import Rows
 from fastload.transforms import (
     CenterCrop,
     ColorJitter,

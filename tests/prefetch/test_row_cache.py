@@ -31,7 +31,7 @@ from fastload.plan import ChunkWindow, MixedEcho
 from fastload.plan.state import state_from_dict
 from fastload.prefetch.row_cache import RowCache
 from fastload.prefetch.thread_pool import ThreadPool
-from fastload.read.rows import Rows
+from fastload.read.reader import Rows
 from fastload.transforms import Normalize, RandomHorizontalFlip
 from fastload.transforms.engine.placement import ImageRows
 

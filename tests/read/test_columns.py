@@ -11,8 +11,8 @@ from fastload.errors import FileChangedError
 from fastload.format.header import read_header
 from fastload.format.joined import open_files
 from fastload.format.ragged import RAW
-from fastload.read.columns import open_columns
-from fastload.read.table import index_part
+from fastload.read.reader import open_columns
+from fastload.read.row_table import index_part
 
 ROWS = 24
 

@@ -17,8 +17,8 @@ from fastload.format.codecs import Codec
 from fastload.format.header import read_header
 from fastload.format.ragged import JPEG, RAW, ZSTD, Column, RaggedExtent, RaggedIndex
 from fastload.read.encoded import impossible_rows
+from fastload.read.reader import open_rows
 from fastload.read.row_errors import sample_error
-from fastload.read.rows import open_rows
 from sample_files import write_ragged
 
 READS = pytest.mark.parametrize("read", ["map", "pread"])

@@ -14,7 +14,7 @@ from fastload.format.chunk_filters import FilteredChunks
 from fastload.format.header import read_header
 from fastload.plan import ChunkWindow, EpochPlan
 from fastload.read.hdf5_chunks import ChunkedRows
-from fastload.read.rows import open_rows
+from fastload.read.reader import open_rows
 from fastload.system.threads import in_threads
 
 
@@ -57,7 +57,7 @@ def test_a_chunk_is_decoded_once_while_it_is_in_use(gzipped, decoded):
     assert [part.start for part in decoded] == [0, 8]
     read(reader, [20, 0])
     assert [part.start for part in decoded] == [0, 8, 16, 0], "the first chunk made room for the third"
-    assert len(reader._cache) == 2
+    assert len(reader._cache.units) == 2
     reader.close()
 
 
@@ -66,12 +66,12 @@ def test_the_cache_keeps_to_its_bytes_and_warns_once_of_a_chunk_larger_than_that
     chunk_bytes = 8 * 8 * 8 * 3
     reader = ChunkedRows(file, ["images"], cache_chunks=6, cache_bytes=3 * chunk_bytes)
     read(reader, range(64))
-    held = sum(chunk.result().nbytes for chunk in reader._cache.values())
-    assert reader._cached_bytes() == held == 3 * chunk_bytes
+    held = sum(chunk.result().nbytes for chunk in reader._cache.units.values())
+    assert reader._cache.num_bytes == held == 3 * chunk_bytes
     with pytest.warns(UserWarning) as seen:
         tight = ChunkedRows(file, ["images"], cache_bytes=1000)
         read(tight, range(64))
-    assert len(tight._cache) == len(seen) == 1
+    assert len(tight._cache.units) == len(seen) == 1
     message = str(seen[0].message)
     assert "one chunk of images is 1.5 KiB" in message and "the cache of 1000 B" in message
     assert "fastload info" in message and str(file.path) in message

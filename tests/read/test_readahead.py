@@ -15,7 +15,7 @@ from fastload.format.header import Field, FileIdentity, PackedFile, read_header
 from fastload.format.ragged import index_names
 from fastload.format.shards import Shards
 from fastload.read.readahead import FileReadAhead, KernelAdvice, RaggedExtents, ReadAhead, announced_ahead, sliced
-from fastload.read.rows import open_rows
+from fastload.read.reader import open_rows
 from fastload.system import syscalls
 from fastload.system.files import drop
 from sample_files import write_ragged

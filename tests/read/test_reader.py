@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from fastload.errors import DamagedRowError, FileChangedError, MissingFileError, OptionError
 from fastload.format.header import read_header
 from fastload.format.ragged import Column
-from fastload.read.fields import image_axes
-from fastload.read.rows import Rows, open_rows
+from fastload.read.reader import Rows, image_axes, open_rows
 from fastload.system import native
 from sample_files import write_packed
 

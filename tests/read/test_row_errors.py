@@ -15,7 +15,7 @@ from small_files import random_pixels, write_foreign, write_random
 from fastload.errors import FormatError, ReadError
 from fastload.format.header import read_header
 from fastload.inspection.verify import verify_file
-from fastload.read.rows import open_rows
+from fastload.read.reader import open_rows
 
 
 @pytest.fixture

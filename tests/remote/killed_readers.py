@@ -15,9 +15,9 @@ import traceback
 
 import numpy as np
 
-from fastload.read.rows import open_rows
+from fastload.read.reader import open_rows
 from fastload.remote.open_url import open_remote
-from fastload.remote.options import Remote
+from fastload.remote.urls import Remote
 
 READERS = 3
 LIMIT_S = 120  # ends a hang

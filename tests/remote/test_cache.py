@@ -29,17 +29,14 @@ from fastload import PackedDataset
 from fastload.errors import CacheError
 from fastload.format.header import PackedFile, read_header
 from fastload.pack.index import index_files
-from fastload.remote.byte_locks import ByteLocks
-from fastload.remote.cache import CacheFolder, DiskFullError
-from fastload.remote.cached import CachedDataset, boot_number, dataset_on_disk
+from fastload.remote.cache import ByteLocks, CacheFolder, DiskFullError, Meta
 from fastload.remote.chunks import Chunk, ChunkTable, Range
 from fastload.remote.contents import verify_cache
 from fastload.remote.fetch import ChunkFetcher
 from fastload.remote.headers import header_ranges
-from fastload.remote.meta import Meta
-from fastload.remote.objects import ShardObjects
-from fastload.remote.options import Remote
-from fastload.remote.source import ChunkSource
+from fastload.remote.source import ChunkSource, ShardObjects
+from fastload.remote.sparse_copies import RECORD, CachedDataset, boot_number, dataset_on_disk
+from fastload.remote.urls import Remote
 from fastload.repack import repack_file
 from sample_files import write_ragged
 
@@ -76,7 +73,7 @@ def test_what_is_allocated_never_passes_the_bound_and_is_counted_exactly(tmp_pat
     fd = os.open(cache.root / "file", os.O_RDWR | os.O_CREAT)
     os.ftruncate(fd, 100_000)
     with cache.locked():
-        cache.use.count()
+        cache.bound.count()
     refused = 0
     for begin, length, add in steps:
         if add:
@@ -87,9 +84,9 @@ def test_what_is_allocated_never_passes_the_bound_and_is_counted_exactly(tmp_pat
         else:
             with cache.locked():
                 cache.bound.free(fd, [(begin, begin + length)])
-        assert cache.use.num_bytes == bytes_on_disk(cache.root) <= 70_000
+        assert cache.bound.num_bytes == bytes_on_disk(cache.root) <= 70_000
     if not refused and steps and all(add for _, _, add in steps):
-        assert cache.use.num_bytes > BLOCK
+        assert cache.bound.num_bytes > BLOCK
     os.close(fd)
     cache.close()
 
@@ -105,13 +102,13 @@ def test_two_openings_of_a_folder_and_another_process_keep_one_bound(tmp_path):
         finally:
             os.close(fd)
 
-    assert take(first, "a") and first.use.num_bytes == second.use.num_bytes == 4 * BLOCK
+    assert take(first, "a") and first.bound.num_bytes == second.bound.num_bytes == 4 * BLOCK
     assert not take(second, "b") or not take(first, "c")
-    assert first.use.num_bytes == second.use.num_bytes == bytes_on_disk(first.root) <= 40_000
+    assert first.bound.num_bytes == second.bound.num_bytes == bytes_on_disk(first.root) <= 40_000
 
     def in_another() -> None:
         other = CacheFolder(tmp_path, 40_000)
-        assert other.use.num_bytes == first.use.num_bytes and not take(other, "d")
+        assert other.bound.num_bytes == first.bound.num_bytes and not take(other, "d")
 
     in_a_fork(in_another)
 
@@ -153,7 +150,7 @@ def test_a_dataset_in_use_is_not_removed_and_one_that_is_not_gives_its_blocks_ba
     cached.close()
     with cache.locked():
         assert cache.remove(folder)
-        assert cache.use.num_bytes == bytes_on_disk(cache.root)
+        assert cache.bound.num_bytes == bytes_on_disk(cache.root)
     assert not folder.exists() and not [*cache.root.glob(".gone*")]
 
 
@@ -214,14 +211,14 @@ def test_a_record_counts_only_whole_and_in_its_place(cache):
     records.complete(0, [b"data"])
     assert cached.presence(0) == (True, True)
     assert records.fits(0, [b"da", b"ta"]) and not records.fits(0, [b"date"])
-    whole = records.array[0].copy()
-    records.array[1] = whole  # of another chunk
+    size = RECORD.itemsize
+    raw = os.pread(records.fd, size, 0)
+    os.pwrite(records.fd, raw, size)  # of another chunk
     assert not cached.presence(1).complete
-    raw = whole.tobytes()
     for written in range(1, len(raw)):  # a page that reached the disk half
-        torn = np.frombuffer(raw[:written] + bytes(len(raw) - written), whole.dtype)[0]
-        if torn.tobytes() != raw:
-            records.array[2] = torn
+        torn = raw[:written] + bytes(size - written)
+        if torn != raw:
+            os.pwrite(records.fd, torn, 2 * size)
             assert not cached.presence(2).complete, written
     records.forget(0)
     assert not cached.presence(0).complete and 0 not in records.kept()
@@ -245,7 +242,7 @@ class Files:
         names, sizes = self.file.shards.names, self.file.shards.num_bytes
         self.cached = dataset_on_disk(cache, folder, names, sizes, self.table)
         with cache.locked():
-            cache.use.count()
+            cache.bound.count()
         self.fetcher = ChunkFetcher(self.cached, cast(ChunkSource, self), threads=2, most_held=4, give_up_after_s=5)
 
     def name(self, shard: int) -> Path:
@@ -317,7 +314,7 @@ def test_evicting_gives_blocks_back_and_changes_no_neighbour(kind, cache, tmp_pa
                 assert files.fetcher.evictor.evict_chunk(chunk)
                 assert not files.cached.presence(chunk).complete
         files.assert_true()
-        assert cache.use.num_bytes >= bytes_on_disk(cache.root) - own
+        assert cache.bound.num_bytes >= bytes_on_disk(cache.root) - own
     headers = set(files.table.headers.tolist())
     for chunk in set(files.cached.records.kept().tolist()) - headers:
         assert files.fetcher.evictor.evict_chunk(chunk)
@@ -328,9 +325,9 @@ def test_evicting_gives_blocks_back_and_changes_no_neighbour(kind, cache, tmp_pa
     for shard in range(len(files.file.shards.names)):
         assert files.cached.copies.path(shard).stat().st_blocks * 512 <= OF_FILE_SYSTEM
     with cache.locked():
-        before = cache.use.num_bytes
-        cache.use.count()
-    assert abs(cache.use.num_bytes - before) <= 2 * BLOCK  # the records, which no one allocates
+        before = cache.bound.num_bytes
+        cache.bound.count()
+    assert abs(cache.bound.num_bytes - before) <= 2 * BLOCK  # the records, which no one allocates
     files.close()
 
 
@@ -360,7 +357,7 @@ def test_evicted_neighbours_give_back_the_blocks_that_they_share(kind, cache, tm
         # One more where the last chunk ends: what is behind it is no chunk's.
         assert files.cached.copies.path(0).stat().st_blocks * 512 <= (len(blocks) + 1) * BLOCK + OF_FILE_SYSTEM
         files.assert_true()
-        assert cache.use.num_bytes >= bytes_on_disk(cache.root) - 2 * BLOCK
+        assert cache.bound.num_bytes >= bytes_on_disk(cache.root) - 2 * BLOCK
     files.close()
 
 
@@ -462,7 +459,7 @@ def test_a_chunk_of_an_earlier_boot_is_compared_before_it_is_used(is_whole, cach
 
     for chunk in [*chunks, int(files.table.headers[0])]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fastload.remote.cached.boot_number", lambda: boot_number() ^ 4 | 2)
+            patch.setattr("fastload.remote.sparse_copies.boot_number", lambda: boot_number() ^ 4 | 2)
             files.cached.records.complete(chunk, parts_of(chunk))
         assert files.cached.presence(chunk) == (True, False)
     files.close()
@@ -483,7 +480,7 @@ def test_two_processes_that_open_one_file_at_once_make_one_dataset(range_server,
     write_random(range_server.folder / "data.h5", rows=40, chunk_rows=4)
     script = tmp_path / "open.py"
     script.write_text(
-        "import sys\nfrom fastload.remote.options import Remote\nfrom fastload.remote.open_url import open_remote\n"
+        "import sys\nfrom fastload.remote.urls import Remote\nfrom fastload.remote.open_url import open_remote\n"
         "file = open_remote(sys.argv[1], Remote(cache=sys.argv[2], max_bytes='10MB'))\nprint(file.path)\n"
     )
     command = [sys.executable, str(script), f"{range_server.url}/data.h5", str(tmp_path / "cache")]

@@ -17,7 +17,7 @@ from remote_files import serve, write_kind
 from fastload import FastLoader, PackedDataset
 from fastload.errors import CacheError, DamagedRowError, FormatError, OptionError
 from fastload.remote.contents import clear_cache, list_cache, verify_cache
-from fastload.remote.options import Remote
+from fastload.remote.urls import Remote
 
 ANOTHER = 12345  # a user
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")

@@ -35,7 +35,7 @@ from fastload.errors import (
 from fastload.remote.backend import Failure
 from fastload.remote.client import Client, open_client
 from fastload.remote.filesystems import _object
-from fastload.remote.options import Remote
+from fastload.remote.urls import Remote
 
 SHORT = Remote(timeout=0.3, give_up_after=0.6)
 DATA = random.Random(0).randbytes(100_000)

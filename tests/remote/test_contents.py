@@ -20,7 +20,7 @@ from fastload.errors import OptionError
 from fastload.pack.index import index_files
 from fastload.remote.cache import CacheFolder
 from fastload.remote.contents import clear_cache, list_cache, verify_cache
-from fastload.remote.options import Remote
+from fastload.remote.urls import Remote
 
 if TYPE_CHECKING:
     from running_server import RangeServer

@@ -20,9 +20,9 @@ from small_files import write_random
 from fastload import ChunkWindow, FastLoader, PackedDataset
 from fastload.errors import CacheError
 from fastload.read.linear import Read
-from fastload.read.rows import open_rows
+from fastload.read.reader import open_rows
 from fastload.remote.cache import DiskFullError
-from fastload.remote.options import Remote
+from fastload.remote.urls import Remote
 
 
 @pytest.fixture

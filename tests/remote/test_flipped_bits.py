@@ -18,15 +18,15 @@ from fastload import ChunkWindow, FastLoader, PackedDataset
 from fastload.errors import DamagedRowError, RemoteError
 from fastload.format.header import read_header
 from fastload.inspection.verify import verify_file
-from fastload.remote import agreement
-from fastload.remote.options import Remote
+from fastload.remote import client
+from fastload.remote.urls import Remote
 
 
 @pytest.fixture
 def opened(range_server: Any, kinds: Any, tmp_path: Path) -> Iterator[Callable[..., PackedDataset]]:
     """Opens a kind of dataset behind a URL, while a byte of each of its objects flips a bit in some answers."""
     found: list[PackedDataset] = []
-    agreement._warned.clear()
+    client._warned.clear()
 
     def make(kind: str, at: int = -1, flips: int = 0, **options: Any) -> PackedDataset:
         if not (range_server.folder / "data").exists():

@@ -13,9 +13,8 @@ from running_server import RangeServer, serving
 from fastload.errors import AccessError, RemoteError
 from fastload.remote.backend import Failure
 from fastload.remote.client import open_client
-from fastload.remote.cloud import failure_of
-from fastload.remote.options import Remote
-from fastload.remote.redirects import guard, moved_to
+from fastload.remote.cloud import failure_of, guard, moved_to
+from fastload.remote.urls import Remote
 
 DATA = bytes(range(256)) * 400
 SHORT = Remote(timeout=2, give_up_after=0.3)
@@ -42,7 +41,7 @@ def test_an_answer_without_end_takes_no_memory_beyond_what_was_asked_for(endless
         "import resource, sys\n"
         "from fastload.errors import RemoteError\n"
         "from fastload.remote.client import open_client\n"
-        "from fastload.remote.options import Remote\n"
+        "from fastload.remote.urls import Remote\n"
         "import urllib.request, json\n"
         "client, key = open_client(sys.argv[1] + '/x.bin', Remote(timeout=2, give_up_after=0.3))\n"
         "client.read(key, 0, 4096)\n"
@@ -102,7 +101,7 @@ def moved_to_or_raise(url: str) -> str:
 
 
 def test_a_redirect_from_https_to_http_is_refused(monkeypatch):
-    monkeypatch.setattr("fastload.remote.redirects._location", lambda *_, **__: "http://127.0.0.2/x")
+    monkeypatch.setattr("fastload.remote.cloud._location", lambda *_, **__: "http://127.0.0.2/x")
     with pytest.raises(RemoteError, match="https:// to http://"):
         moved_to_or_raise("https://127.0.0.1/x")
 

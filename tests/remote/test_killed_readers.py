@@ -8,7 +8,7 @@ from child_processes import run_python
 from remote_files import serve, watched, write_kind
 
 from fastload.remote.open_url import open_remote
-from fastload.remote.options import Remote
+from fastload.remote.urls import Remote
 
 SCRIPT = Path(__file__).with_name("killed_readers.py")
 KILLS = 12

@@ -21,7 +21,7 @@ from remote_files import ROWS, serve
 from fastload import ChunkWindow, FastLoader, PackedDataset
 from fastload.errors import ReplacedError
 from fastload.remote.cache import CacheFolder
-from fastload.remote.options import Remote
+from fastload.remote.urls import Remote
 from fastload.transforms import RandomResizedCrop
 
 FIELDS = ["images", "labels", "row"]
@@ -109,7 +109,7 @@ def test_rows_are_those_of_the_file_whatever_happens_to_the_cache(kind, way, ope
                 shutil.rmtree(tmp_path / "moved")
         assert same(there[row], here[row]), (at, row)
     with closing(CacheFolder(tmp_path / "cache", None)) as cache:
-        assert cache.use.num_bytes > 0
+        assert cache.bound.num_bytes > 0
 
 
 def in_python(sample: Any) -> Any:

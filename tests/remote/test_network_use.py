@@ -15,7 +15,7 @@ import pytest
 from small_files import write_random
 
 from fastload import ChunkWindow, FastLoader, Meter, PackedDataset
-from fastload.remote.options import Remote
+from fastload.remote.urls import Remote
 from fastload.timing.network import NetworkUse
 from fastload.timing.results import NETWORK, Verdict
 

@@ -28,8 +28,8 @@ from fastload.errors import AccessError, CacheError, RemoteError
 from fastload.pack.index import index_files
 from fastload.read.fetch_ahead import FetchAhead
 from fastload.remote import evictor
-from fastload.remote.options import Remote
-from fastload.remote.shards import RemoteShards
+from fastload.remote.remote_shards import RemoteShards
+from fastload.remote.urls import Remote
 
 if TYPE_CHECKING:
     from running_server import RangeServer
@@ -91,11 +91,11 @@ def test_chunks_that_did_not_come_take_no_room(opened, range_server):
     shards(range_server.folder, 2)
     remote = opened("data.h5", max_bytes=560_000, give_up_after=0.5)
     (range_server.folder / "part-1.h5").unlink()
-    before = remote.room.bound.use.num_bytes
+    before = remote.room.bound.num_bytes
     for chunk in range(remote.table.data_of(1).start, remote.table.num_chunks):
         with pytest.raises(RemoteError):
             remote.cache.current().hold([chunk])
-    assert remote.cache.cached.records.kept().tolist() == [] and remote.room.bound.use.num_bytes <= before + 2 * 4096
+    assert remote.cache.cached.records.kept().tolist() == [] and remote.room.bound.num_bytes <= before + 2 * 4096
     for chunk in range(6):
         with holding(remote.cache.current(), [chunk]):
             pass

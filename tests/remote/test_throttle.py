@@ -9,8 +9,8 @@ import pytest
 
 from fastload.remote import throttle
 from fastload.remote.client import open_client
-from fastload.remote.options import Remote
 from fastload.remote.throttle import Throttle, backoff_s
+from fastload.remote.urls import Remote
 
 
 class Clock:

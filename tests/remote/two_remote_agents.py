@@ -20,7 +20,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from fastload import ChunkWindow, FastLoader, PackedDataset
 from fastload.distributed.ranks import process_group
-from fastload.remote.options import Remote
+from fastload.remote.urls import Remote
 
 SHARES = ("node", "auto")
 RANKS = 2  # of each node

@@ -16,9 +16,8 @@ from store_servers import S3, RangeServer, put_folder
 from fastload.errors import FileChangedError, ImageError, MissingFileError, PackError, SourceError
 from fastload.pack.plain import from_bytes, to_bytes
 from fastload.remote import ranges
-from fastload.remote.options import Remote
-from fastload.remote.paths import ObjectPath, path_of, requests_as
 from fastload.remote.ranges import announce, reader_of
+from fastload.remote.urls import ObjectPath, Remote, path_of, requests_as
 from fastload.sources.layouts import list_source
 from fastload.sources.open_tree import open_tree
 from fastload.sources.spans import ranges_of

@@ -23,8 +23,8 @@ from fastload.prefetch.augmentation import Augmentation, named
 from fastload.prefetch.stage import Layout, Opened, Stage, Where
 from fastload.prefetch.stages.rows import writable
 from fastload.prefetch.work import Work
-from fastload.read.rows import Rows
-from fastload.read.table import LocatedIndex
+from fastload.read.reader import Rows
+from fastload.read.row_table import LocatedIndex
 from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
 from fastload.transforms import Draws, Normalize

@@ -27,7 +27,7 @@ from fastload.prefetch.ring import allocate_aligned
 from fastload.prefetch.stage import Layout, Opened, Stage, Where
 from fastload.prefetch.stages.rows import writable
 from fastload.prefetch.work import Work
-from fastload.read.table import LocatedIndex
+from fastload.read.row_table import LocatedIndex
 from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
 from fastload.transforms.engine.decode_time_resize import DecodeTimeResize

@@ -16,9 +16,8 @@ from fastload.format.header import PackedFile
 from fastload.prefetch.ring import Ring, SlotField
 from fastload.prefetch.stage import Layout, Opened, Stage, Where
 from fastload.prefetch.work import Work, fields_on_cpu, split
-from fastload.read.fields import image_axes, with_counts
 from fastload.read.linear import Read
-from fastload.read.rows import Rows, open_rows
+from fastload.read.reader import Rows, image_axes, open_rows, with_counts
 from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
 

@@ -21,8 +21,7 @@ from fastload.profiling.meter import environment
 from fastload.profiling.meter.sampler import OthersCpus
 from fastload.profiling.verdict.network import network_facts
 from fastload.profiling.verdict.sentences import others_text
-from fastload.remote.opening import FileName, as_given, short_name
-from fastload.remote.options import is_url
+from fastload.remote.urls import FileName, as_given, is_url, short_name
 from fastload.system.advice import advice
 from fastload.system.machine import available_cpus
 from fastload.system.text import format_bytes, seconds_text

@@ -29,7 +29,7 @@ from fastload.profiling.bench.steps import TrainingStep
 from fastload.profiling.bench.subject import CropSample, Subject
 from fastload.profiling.bench.training_loop import LoopFigures
 from fastload.read.linear import Read
-from fastload.read.rows import Rows
+from fastload.read.reader import Rows
 
 KILL_WORKER = "kill-worker"
 PAIRS = 3

@@ -23,8 +23,8 @@ from fastload.prefetch.worker_start import end_with_parent, worker_context
 from fastload.profiling.bench.passes import Show, Spread, compare, counting, repeat_epochs, run_for, touch_batch
 from fastload.profiling.bench.subject import CropSample, Subject, random_window
 from fastload.profiling.bench.training_loop import LoopFigures
-from fastload.read.rows import open_rows
-from fastload.remote.opening import short_name
+from fastload.read.reader import open_rows
+from fastload.remote.urls import short_name
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import Files
 from fastload.system.machine import available_cpus

@@ -20,7 +20,7 @@ from fastload.loader.loader import FastLoader
 from fastload.options.measure import BenchOptions
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.profiling.bench.passes import TimedPass, repeat_epochs, run_for
-from fastload.remote.options import is_url
+from fastload.remote.urls import is_url
 from fastload.system import native
 from fastload.system.advice import advice
 from fastload.system.files import drop

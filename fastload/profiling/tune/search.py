@@ -33,7 +33,7 @@ from fastload.profiling.tune.selection import Chosen, Row, can_still_win, choose
 from fastload.profiling.tune.trials import Runner
 from fastload.profiling.verdict.sentences import OTHERS_FEW
 from fastload.read.hdf5_chunks import CACHE_BYTES
-from fastload.remote.opening import short_name
+from fastload.remote.urls import short_name
 from fastload.system.advice import advice
 from fastload.system.files import drop
 from fastload.system.text import counted, format_bytes

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.remote.paths import ObjectPath
+from fastload.remote.urls import ObjectPath
 from fastload.sources.listing import split_of_parts
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, is_image, key_of
 

@@ -1,12 +1,20 @@
-"""`Remote`: how URLs are read; and which texts are URLs, and how messages show one."""
+"""URLs in the place of paths: `Remote`, how they are read; how messages show them; and `ObjectPath`, a URL as a path.
+
+A source or an output behind a URL is passed through functions that take paths. None of them may open it by its name on
+this machine: there is no such file.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PosixPath
+from urllib.parse import unquote, urlsplit
 
 from fastload.errors import OptionError, check_whole, is_whole
 from fastload.system.text import bytes_of
@@ -99,3 +107,76 @@ def shown(url: str) -> str:
     user, _, host = host.rpartition("@")
     container = f"{user}@" if scheme.lower() in ("abfs", "abfss") and ":" not in user and user else ""
     return f"{scheme}://{container}{host}{slash}{path}"
+
+
+_remote: ContextVar[Remote | None] = ContextVar("remote", default=None)
+
+
+class ObjectPath(PosixPath):
+    """The URL of an object, or of all objects below it, as a path; `str` is the URL, which holds no secret."""
+
+    def __str__(self) -> str:
+        return super().__str__().replace(":/", "://", 1)
+
+    def absolute(self) -> ObjectPath:
+        return self
+
+    def resolve(self, strict: bool = False) -> ObjectPath:
+        return self
+
+
+def path_of(given: str | Path) -> Path:
+    """Returns a path: an `ObjectPath` for a URL, but the file itself for one of `file://`.
+
+    Raises:
+        OptionError: the URL has a user, a password or a query, which would end up in plans, journals and messages.
+    """
+    if isinstance(given, Path) or not is_url(given):
+        return Path(given) if isinstance(given, str) else given
+    scheme, _, rest = given.partition("://")
+    if scheme.lower() == "file":
+        return Path(unquote(urlsplit(given).path))
+    host = f"{scheme}://{rest.partition('/')[0]}"
+    if "?" in rest or host != shown(host):
+        raise OptionError(
+            f"{shown(given)}: this URL comes with a user, a password or a query. What is packed keeps its URL, so give "
+            "one without them, and the credentials where the provider's own tools look for them (see "
+            "docs/object-storage.md)."
+        )
+    return ObjectPath(f"{scheme.lower()}://{rest}")
+
+
+@contextmanager
+def requests_as(remote: Remote | None) -> Iterator[None]:
+    """Within the block, objects that are opened by their path are requested as this says; None: as before it."""
+    token = _remote.set(remote or _remote.get())
+    try:
+        yield
+    finally:
+        _remote.reset(token)
+
+
+def remote_in_force() -> Remote:
+    """Returns how objects are requested here; see `requests_as`."""
+    return _remote.get() or Remote()
+
+
+FileName = str | os.PathLike[str]
+"""A path, or a URL, which is a str: pathlib would make one slash of two."""
+
+
+def as_given(name: FileName) -> Path | str:
+    """Returns a path as a Path, a URL without what may be secret in it: for results that say what they are of."""
+    return shown(str(name)) if is_url(name) else Path(name)
+
+
+def short_name(name: Path | str) -> str:
+    """Returns what a line on a file begins with: the name of a path, the whole of a URL; from `as_given`."""
+    return name if isinstance(name, str) else name.name
+
+
+def local_path(name: FileName, why: str) -> Path:
+    """Returns a path; OptionError for a URL, which cannot be taken there: `why` says so, and what to do."""
+    if is_url(name):
+        raise OptionError(f"{shown(str(name))}: {why}")
+    return Path(name)

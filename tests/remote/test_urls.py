@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastload.errors import OptionError
-from fastload.remote.options import Remote, is_url, shown
+from fastload.remote.urls import Remote, is_url, shown
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,81 @@
 """`Rows`: gathers rows of a dataset into memory that is there already.
 
-One call a batch, from any number of threads. No torch here.
+One call a batch, from any number of threads. What the fields are, as readers and users see them: texts, the axes of
+images, the form of a sample. No torch here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FormatError, OptionError
-from fastload.format.header import PackedFile
-from fastload.format.texts import text_lists
+from fastload.format.header import PIXEL_FIELDS, PackedFile
+from fastload.format.texts import count_name, is_text, text_lists
 from fastload.read.encoded import EncodedRows
-from fastload.read.fields import with_counts
 from fastload.read.linear import Read
 from fastload.read.row_check import Check, RowCheck
+from fastload.read.row_table import Located, index_columns
 from fastload.read.store import ResultT, Store
-from fastload.read.table import Located, index_columns
+
+
+def text_fields(file: PackedFile) -> list[str]:
+    """Returns the fields of a file that hold texts."""
+    return [name for name, field in file.fields.items() if is_text(field.dtype, field.shape)]
+
+
+def with_counts(file: PackedFile, names: Iterable[str]) -> list[str]:
+    """Returns fields, and behind them the datasets that say how many texts a row has of those that hold several."""
+    texts = [
+        name for name in names if name in file.fields and is_text(file.fields[name].dtype, file.fields[name].shape)
+    ]
+    counts = [count_name(name) for name in texts if file.fields[name].shape]
+    fitting = [
+        name for name in counts if (field := file.fields.get(name)) and field.dtype.kind in "iu" and not field.shape
+    ]
+    return list(dict.fromkeys([*names, *fitting]))
+
+
+def image_axes(file: PackedFile) -> Literal["HWC", "CHW", "HW"]:
+    """Returns the order of the axes of one image in the file, by its shape: other writers do not say.
+
+    FormatError: neither the first nor the last axis can be channels.
+    """
+    shape = file.fields["images"].shape
+    if len(shape) == 2:
+        return "HW"
+    if len(shape) == 3 and shape[2] in (1, 3, 4):
+        return "HWC"
+    if len(shape) == 3 and shape[0] in (1, 3, 4):
+        return "CHW"
+    raise FormatError(
+        f"{file.name}: one image has the shape {shape}; expected (H, W, C), (C, H, W) or (H, W) with 1, 3 or 4 "
+        f"channels. Pack the original files."
+    )
+
+
+def forms_of_samples(file: PackedFile | None, fields: Iterable[str]) -> list[str]:
+    """Returns fields with type and shape of a sample, `images uint8 (3, H, W)`; without the file their names."""
+    forms = []
+    for name in fields:
+        field = file.fields.get(name) if file is not None else None
+        if file is None or field is None:  # "row" and its like are in no file
+            forms.append(name)
+            continue
+        shape = ["HWC"[axis] if field.varied and not length else str(length) for axis, length in enumerate(field.shape)]
+        if name == "images":
+            axes = image_axes(file)
+            shape = ["1", *shape] if axes == "HW" else [shape[2], *shape[:2]] if axes == "HWC" else shape
+        if is_text(field.dtype, field.shape):
+            forms.append(f"{name} list of str" if field.shape else f"{name} str")
+            continue
+        dtype = "int64" if name == "labels" and not shape and field.dtype.kind in "iu" else field.dtype.name
+        forms.append(f"{name} {dtype}" + (f" ({', '.join(shape)})" if shape else ""))
+    return forms
 
 
 class Rows:
@@ -170,3 +226,34 @@ def open_rows(
         from fastload.read.remote_store import RemoteStore as kind  # imports what files of this machine do not need
     store = kind(file, opened, read, cache_chunks=cache_chunks, windows=windows, watcher=row_check)
     return Rows(fields, store, verify=verify, check=row_check)
+
+
+@contextmanager
+def open_columns(file: PackedFile) -> Iterator[Mapping[str, StoredColumn]]:
+    """Opens a file or index for reading its datasets other than pixels: `columns[name][()]`, and some of the rows.
+
+    FileChangedError: it is not the file whose header was read.
+    """
+    names = [name for name in file.fields if name not in PIXEL_FIELDS]
+    with closing(open_rows(file, names, "pread")) as reader:
+        yield {name: StoredColumn(reader, name) for name in names}
+
+
+class StoredColumn:
+    """A dataset of a file or index; indexed by rows as one of h5py is."""
+
+    def __init__(self, reader: Rows, name: str) -> None:
+        self._reader, self._field = reader, reader.file.fields[name]
+        self.shape, self.dtype = (reader.file.num_rows, *self._field.shape), self._field.dtype
+
+    def __getitem__(self, key: Any) -> NDArray[Any]:
+        """Returns rows by a whole number, a slice, an array of rows, or all by ().
+
+        A tuple of them chooses along further axes. `split` of an index has the numbers of the index's splits.
+        """
+        first, *rest = (*key, slice(None))[: max(1, len(key))] if isinstance(key, tuple) else (key,)
+        rows = np.arange(*first.indices(self.shape[0])) if isinstance(first, slice) else np.asarray(first, np.int64)
+        found = self._field.empty(rows.size)
+        self._reader.store.columns(np.atleast_1d(rows), {self._field.name: found})
+        found = found[(slice(None), *rest)]
+        return found if np.ndim(rows) else found[0]

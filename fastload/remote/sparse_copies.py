@@ -1,7 +1,7 @@
 """The chunks of one dataset that are in the cache: their sparse copies, the records of them, and the locks on them.
 
-`DiskCopies` opens the sparse copies, `Records` says which chunks are whole, `CachedDataset` writes and evicts chunks.
-Any thread may call them; the locks are the process's, and `in_use` counts its threads.
+`DiskCopies` opens the sparse copies, `ChunkRecords` says which chunks are whole, `CachedDataset` writes and evicts
+chunks. Any thread may call them; the locks are the process's, and `in_use` counts its threads.
 
 Where the disk of the cache is full, and to verify objects, copies are in the memory of this process (`MemoryCopies`):
 they have no name, end with it, and hold only chunks being read; nothing is kept for later epochs.
@@ -22,8 +22,18 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.remote.byte_locks import ByteLocks, NoLocks
-from fastload.remote.cache import BLOCK, Bound, CacheFolder, CacheLostError, MemoryBound, leads_to, read_few, write_few
+from fastload.remote.cache import (
+    BLOCK,
+    Bound,
+    ByteLocks,
+    CacheFolder,
+    CacheLostError,
+    MemoryBound,
+    leads_to,
+    read_few,
+    sparse_memory,
+    write_few,
+)
 from fastload.remote.chunks import ChunkTable, Range, joined_ranges, without
 from fastload.remote.own_files import Folder
 from fastload.system import syscalls
@@ -56,83 +66,63 @@ class Presence(NamedTuple):
     this_boot: bool
 
 
-class RecordFile:
-    """The file of records, as an array of `RECORD`; what was cut off of it is zeros.
-
-    Args:
-        fd: of the file, which it closes.
-        count: of the records.
-        bound: all of it is allocated.
-    """
-
-    def __init__(self, fd: int, count: int, bound: Bound) -> None:
-        self.fd, self._count = fd, count
-        try:
-            bound.allocate_whole(fd, count * RECORD.itemsize)
-        except BaseException:
-            os.close(fd)
-            raise
-
-    def __getitem__(self, which: int | slice) -> Any:
-        first, stop, _ = which.indices(self._count) if isinstance(which, slice) else (which, which + 1, 1)
-        size, offset = max(0, stop - first) * RECORD.itemsize, first * RECORD.itemsize
-        if not isinstance(which, slice):
-            return np.frombuffer(read_few(self.fd, size, offset).ljust(size, b"\0"), RECORD)[0]
-        return np.frombuffer(read_bytes(self.fd, size, offset).ljust(size, b"\0"), RECORD)
-
-    def __setitem__(self, which: int, record: Any) -> None:
-        write_few(self.fd, np.array([record], RECORD).tobytes(), which * RECORD.itemsize)
-
-    def close(self) -> None:
-        """Closes the file."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
-class Records:
+class ChunkRecords:
     """The records of chunks: which are whole, and of which digest. They count while a lock is held on the chunk.
 
+    What was cut off of their file counts as zeros.
+
     Args:
-        array: of `RECORD`, (n,).
+        fd: of the file of records, which it closes.
+        count: of the chunks.
     """
 
-    def __init__(self, array: RecordFile | NDArray[Any]) -> None:
-        self.array = array
+    def __init__(self, fd: int, count: int) -> None:
+        self.fd, self._count = fd, count
 
     def presence(self, chunk: int) -> Presence:
         """Returns the state of a chunk."""
-        record = self.array[chunk]
+        record = self._record(chunk)
         boot = int(record["boot"])
         complete = boot > _BEGUN and int(record["check"]) == _check(chunk, int(record["hash"]), boot)
         return Presence(complete, complete and boot == boot_number())
 
     def begin(self, chunk: int) -> None:
         """Notes that bytes of a chunk may be on the disk; its lock is held exclusively."""
-        self.array[chunk] = (0, _BEGUN, 0)
+        self._write(chunk, 0, _BEGUN, 0)
 
     def complete(self, chunk: int, parts: Sequence[Any]) -> None:
         """Notes that all bytes of a chunk, one part after another, are there."""
         digest, boot = digest_of(parts), boot_number()
-        self.array[chunk] = (digest, boot, _check(chunk, digest, boot))
+        self._write(chunk, digest, boot, _check(chunk, digest, boot))
 
     def forget(self, chunk: int) -> None:
         """Notes that a chunk is not there."""
-        self.array[chunk] = (0, 0, 0)
+        self._write(chunk, 0, 0, 0)
 
-    def there(self, chunks: slice) -> NDArray[np.int64]:
-        """Returns which of these chunks came whole, as `are_there`, int64 (n,)."""
-        found: NDArray[np.int64] = chunks.start + np.flatnonzero(are_there(self.array[chunks]))
-        return found
-
-    def kept(self, chunks: slice = slice(None)) -> NDArray[np.int64]:
-        """Returns which of these chunks take space on the disk, int64 (n,)."""
-        found: NDArray[np.int64] = (chunks.start or 0) + np.flatnonzero(self.array[chunks]["boot"])
+    def kept(self, chunks: slice = slice(None), *, whole: bool = False) -> NDArray[np.int64]:
+        """Returns which of these chunks take space on the disk, int64 (n,); `whole`: which came whole."""
+        first, stop, _ = chunks.indices(self._count)
+        size = max(0, stop - first) * RECORD.itemsize
+        records = np.frombuffer(read_bytes(self.fd, size, first * RECORD.itemsize).ljust(size, b"\0"), RECORD)
+        found: NDArray[np.int64] = first + np.flatnonzero(are_there(records) if whole else records["boot"])
         return found
 
     def fits(self, chunk: int, parts: Sequence[Any]) -> bool:
         """Whether bytes are those that a chunk's record was written for."""
-        return digest_of(parts) == int(self.array[chunk]["hash"])
+        return digest_of(parts) == int(self._record(chunk)["hash"])
+
+    def _record(self, chunk: int) -> Any:
+        size = RECORD.itemsize
+        return np.frombuffer(read_few(self.fd, size, chunk * size).ljust(size, b"\0"), RECORD)[0]
+
+    def _write(self, chunk: int, *record: int) -> None:
+        write_few(self.fd, np.array([record], RECORD).tobytes(), chunk * RECORD.itemsize)
+
+    def close(self) -> None:
+        """Closes the file."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class DiskCopies:
@@ -268,8 +258,8 @@ class CachedDataset:
         table: ChunkTable,
         sizes: NDArray[np.int64],
         copies: DiskCopies | MemoryCopies,
-        records: Records,
-        locks: ByteLocks | NoLocks,
+        records: ChunkRecords,
+        locks: ByteLocks,
         bound: Bound,
         cache: CacheFolder | None = None,
     ) -> None:
@@ -353,7 +343,7 @@ class CachedDataset:
         """Gives back what is allocated of a chunk, whose lock is held exclusively; `around` as in `evict`."""
         with self.bound.locked(), self.copies.opened(shard) as fd:
             self.records.forget(chunk)
-            is_there = {near: bool(self.records.array[near]["boot"]) for near, _ in around}
+            is_there = {near: len(self.records.kept(slice(near, near + 1))) > 0 for near, _ in around}
             # In an index of shards packed with other options, one HDF5 chunk may be part of two of these chunks.
             kept = joined_ranges([other for near, other in around if is_there[near]], 0)
             absent = [other for near, other in around if not is_there[near]]
@@ -363,8 +353,7 @@ class CachedDataset:
         """Ends the locks of this process."""
         self.locks.close()
         self.copies.close()
-        if isinstance(self.records.array, RecordFile):
-            self.records.array.close()
+        self.records.close()
 
 
 def dataset_on_disk(
@@ -378,26 +367,32 @@ def dataset_on_disk(
     try:
         if locks is None:
             raise FileNotFoundError(errno.ENOENT, "it is being removed", str(folder))
-        file = RecordFile(opened.open("chunks", os.O_RDWR | os.O_CREAT), table.num_chunks, cache.bound)
+        records = ChunkRecords(opened.open("chunks", os.O_RDWR | os.O_CREAT), table.num_chunks)
+        try:
+            cache.bound.allocate_whole(records.fd, table.num_chunks * RECORD.itemsize)
+        except BaseException:
+            records.close()
+            raise
     except BaseException:
         opened.close()
         if locks is not None:
             locks.close()
         raise
-    records = Records(file)
 
     def forget(shard: int) -> None:
-        for chunk in records.there(slice(int(table.headers[shard]), table.data_of(shard).stop)).tolist():
+        for chunk in records.kept(slice(int(table.headers[shard]), table.data_of(shard).stop), whole=True).tolist():
             records.forget(chunk)
 
-    copies = DiskCopies(opened, names, sizes, [("locks", locks.fd), ("chunks", file.fd)], cache, forget)
+    copies = DiskCopies(opened, names, sizes, [("locks", locks.fd), ("chunks", records.fd)], cache, forget)
     return CachedDataset(folder, table, sizes, copies, records, locks, cache.bound, cache)
 
 
 def dataset_in_memory(limit: int, spare: int, sizes: NDArray[np.int64], table: ChunkTable) -> CachedDataset:
     """Returns a dataset whose chunks are kept in memory, as `MemoryBound` says; `sizes`: bytes of each shard."""
-    records, bound = Records(np.zeros(table.num_chunks, RECORD)), MemoryBound(limit, spare)
-    return CachedDataset(bound.root / "copies", table, sizes, MemoryCopies(sizes), records, NoLocks(), bound)
+    records = ChunkRecords(sparse_memory(table.num_chunks * RECORD.itemsize), table.num_chunks)
+    locks = ByteLocks(sparse_memory(BLOCK))
+    bound = MemoryBound(locks, limit, spare)
+    return CachedDataset(bound.root / "copies", table, sizes, MemoryCopies(sizes), records, locks, bound)
 
 
 def forget_all(folder: Folder) -> None:
@@ -429,10 +424,3 @@ def _widened(one: Range, absent: Sequence[Range]) -> Range:
         elif other_begin == one[1] and other_end >= last:
             end = last
     return begin, end
-
-
-def sparse_memory(num_bytes: int) -> int:
-    """Returns the descriptor of a file in memory, all zeros, of which only what is written takes memory."""
-    fd = os.memfd_create("fastload-remote", os.MFD_CLOEXEC)
-    os.ftruncate(fd, num_bytes)
-    return fd

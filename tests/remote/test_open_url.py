@@ -35,7 +35,7 @@ from fastload.prefetch.inputs import PackedInput
 from fastload.profiling.bench.benchmark import run_bench
 from fastload.profiling.tune.search import Search
 from fastload.remote.chunks import LARGE_ROW_BYTES
-from fastload.remote.opening import open_packed
+from fastload.remote.open_url import open_packed
 from fastload.repack import append_images, merge_files, repack_file
 
 if TYPE_CHECKING:
