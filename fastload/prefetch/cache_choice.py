@@ -63,7 +63,7 @@ def choose_cache(cache: object, data: Input, backend: Backend | None, share: Sha
         return CacheChoice()
     packed = data.packed
     if backend is None or packed is None:
-        if backend is None:
+        if packed is not None:
             why_none = "batches stay on the CPU, where the kernel keeps the pages of files"
             refusal = (
                 "rows are cached for a CUDA device; device is None or the CPU. Give device='cuda', or leave cache out: "

@@ -73,6 +73,13 @@ class LoaderPlan:
         return 1 if isinstance(self.echo, str) else int(self.echo)
 
     @property
+    def batch_size(self) -> int:
+        """The most samples that a batch has: of a rank whose share is smaller than the batch size, its share."""
+        plan = self.plan
+        share = plan.unit * -(-plan.num_positions // plan.unit // plan.world_size)
+        return min(plan.batch_size, share) if plan.ends == "exact" else plan.batch_size
+
+    @property
     def replace_damaged(self) -> ReplaceDamaged | None:
         """Returns a batch without these rows, see `PlannedBatch.without`; None: they are an error."""
         return partial(PlannedBatch.without, world_size=self.share.world_size) if self.skip_damaged else None

@@ -107,7 +107,7 @@ class ProcessPool:
             WorkerError: the process that starts them ended.
         """
         options = self.options
-        batch_bytes = options.plan.batch_size * options.data.stored_bytes
+        batch_bytes = options.batch_size * options.data.stored_bytes
         self._runs += 1
         with ExitStack() as resources:
             under_way = PREFETCH * self.number
@@ -318,7 +318,7 @@ class ProcessPool:
 
     def _filler(self) -> Filler:
         options, memory = self.options, (self._memory, self._control)
-        batch_size, refused = options.plan.batch_size, self._refused
+        batch_size, refused = options.batch_size, self._refused
         return Filler(options.data, *memory, batch_size, skip_damaged=options.skip_damaged, refused=refused)
 
     def _succeed(self, error: DeadWorkerError) -> None:
@@ -395,10 +395,10 @@ class ProcessPool:
             words = list[SlotField]()
             if self._draws is not None:
                 self._draws.spec = layout.images
-                words = self._draws.beside(options.plan.batch_size)
-            facts = fact_fields(options.plan.batch_size)
+                words = self._draws.beside(options.batch_size)
+            facts = fact_fields(options.batch_size)
             layout = layout._replace(beside=(*words, *(one for one in facts if one.name not in layout.form.names)))
-        fields = layout.slot_fields(options.plan.batch_size)
+        fields = layout.slot_fields(options.batch_size)
         pin = self._pins.add_if_possible if self._pins is not None else None
         ring = Ring(fields, 0, pin, manual_release=pin is not None)
         slots = SLACK + PREFETCH * self.number + 1
@@ -413,7 +413,7 @@ class ProcessPool:
     def _add_slots(self, ring: Ring, count: int) -> None:
         """Adds slots to the ring: all of them at first, later one in place of one that cannot be used again."""
         num_bytes = max(1, ring.slot_bytes)
-        self._control.extend(control_bytes(count, self.options.plan.batch_size) - control_bytes(0, 0))
+        self._control.extend(control_bytes(count, self.options.batch_size) - control_bytes(0, 0))
         first = self._memory.extend(num_bytes * count)
         for offset in range(first, first + num_bytes * count, num_bytes):
             ring.add(self._memory.view(offset, num_bytes))

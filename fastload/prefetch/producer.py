@@ -350,7 +350,7 @@ def load_cache(options: LoaderPlan) -> RowCache:
     what = f'cache="{location}": {len(rows):,} rows of {data.name} ({names}; {cache.nbytes:,} bytes)'
     _log.info("%s are being read into memory", what)
     batch_rows = max(1, min(len(rows), _LOAD_BYTES * len(rows) // max(1, cache.nbytes)))
-    plan = replace(options.plan, batch_size=batch_rows, shuffle=False, fixed_pieces=0)
+    plan = replace(options.plan, world_size=1, batch_size=batch_rows, shuffle=False, fixed_pieces=0)
     in_file_order = replace(options, plan=plan, cache=None, transforms=(), echo=1)
     parts = (np.asarray(rows[first : first + batch_rows], np.int64) for first in range(0, len(rows), batch_rows))
     planned = (PlannedBatch(part, np.ones(len(part), np.bool_), len(part), n) for n, part in enumerate(parts))

@@ -130,7 +130,7 @@ def make_recipe(options: LoaderPlan) -> Recipe:
     file = None if computes else dataset.file
     workers = options.workers or default_workers(
         data,
-        options.plan.batch_size,
+        options.batch_size,
         computing=in_threads or (packed.ragged and not by_device),
         # Decoding them on the device takes little of a CPU, and each batch in flight all the memory of its images.
         to_device=backend is not None and not by_device,
@@ -224,7 +224,7 @@ def _of_samples(options: LoaderPlan, augmentation: Augmentation) -> Recipe:
         stages += [DrawNumbers(augmentation, options.uses, None)] if transforms else []
         use = _on_device(options, augmentation, None, [], use)
     stages += use
-    workers = options.workers or default_workers(options.data, options.plan.batch_size, computing=True, to_device=False)
+    workers = options.workers or default_workers(options.data, options.batch_size, computing=True, to_device=False)
     return Recipe(tuple(stages), augmentation, workers=workers, threads=1, ahead=workers)
 
 
@@ -241,9 +241,7 @@ def _of_cache(options: LoaderPlan, packed: PackedInput, augmentation: Augmentati
     use: list[Stage] = [GatherCached()] if location == "device" else []
     use.append(_transform_batch(options, augmentation))
     stages += _on_device(options, augmentation, None, fetch, use)
-    workers = options.workers or default_workers(
-        packed, options.plan.batch_size, computing=packed.ragged, to_device=True
-    )
+    workers = options.workers or default_workers(packed, options.batch_size, computing=packed.ragged, to_device=True)
     # One thread is enough for some numbers a sample, and is a few batches ahead.
     return Recipe(tuple(stages), augmentation, workers=workers, threads=1, ahead=2, decodes=packed.ragged)
 

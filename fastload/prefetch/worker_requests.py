@@ -79,7 +79,7 @@ class Sender(Stage):
 
     def place(self, work: Work) -> int:
         """Returns at which place of a batch its worker is, see `place_in_batch`."""
-        return int(place_in_batch(self._control, work.slot.number, self._options.plan.batch_size)[0])
+        return int(place_in_batch(self._control, work.slot.number, self._options.batch_size)[0])
 
     def run(self, work: Work) -> None:
         """Sends the request for a work that was planned."""
@@ -87,19 +87,19 @@ class Sender(Stage):
             self._send(work)
 
     def _send(self, work: Work) -> None:
-        slot, rows, plan = work.slot.number, work.rows, self._options.plan
-        place_in_batch(self._control, slot, plan.batch_size)[0] = -1
+        slot, rows, plan, size = work.slot.number, work.rows, self._options.plan, self._options.batch_size
+        place_in_batch(self._control, slot, size)[0] = -1
         seed = batch_seed(plan.seed, work.epoch, self._options.share.rank, work.whole.step)
         request = BatchRequest(slot, seed, work.run, work.timed)
         if slot < 0:
             # With some more, in case the first one is damaged and is to be skipped.
             request = request._replace(rows=rows[: 16 if self._options.skip_damaged else 1])
         else:
-            requested_rows(self._control, slot, plan.batch_size)[: len(rows)] = rows
+            requested_rows(self._control, slot, size)[: len(rows)] = rows
             request = request._replace(num_rows=len(rows), spare=work.whole.spare, seeds=plan.elastic)
             if plan.elastic:
                 seeds = sample_seeds(work.whole, plan.seed, work.epoch)
-                requested_seeds(self._control, slot, plan.batch_size)[: len(rows)] = seeds
+                requested_seeds(self._control, slot, size)[: len(rows)] = seeds
             if work.worker not in self._told:
                 request = request._replace(layout=self.layout)
                 self._told.add(work.worker)

@@ -28,7 +28,7 @@ from fastload.errors import FileChangedError, FormatError, MissingFileError, Opt
 from fastload.loader import loader as loader_module
 from fastload.loader.batch import Batch
 from fastload.loader.loader import FastLoader
-from fastload.loader.options import List, LoaderOptions, Pad, Workers
+from fastload.loader.loader_options import List, LoaderOptions, Pad, Workers
 from fastload.plan import ChunkWindow
 from fastload.transforms import CenterCrop, Normalize, RandomHorizontalFlip
 
