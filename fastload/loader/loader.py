@@ -30,13 +30,13 @@ from fastload.loader.iteration import Iteration, PassCounter
 from fastload.loader.loader_options import BatchOption, LoaderOptions, Source, WorkersOption, find_share, resolve
 from fastload.loader.unknown_arguments import is_meant_as_argument, reject_unknown_arguments
 from fastload.plan import ChunkWindow, Echo, Ends, Shuffle
-from fastload.plan.cursor import EpochCursor, Position
+from fastload.plan.cursor import EpochCursor, Position, resumed
 from fastload.prefetch.auto_workers import AutoWorkers
-from fastload.prefetch.cache_choice import CacheOption
 from fastload.prefetch.loader_plan import LoaderPlan
 from fastload.prefetch.producer import Producer
 from fastload.prefetch.recipe import make_recipe
-from fastload.prefetch.stage import Where
+from fastload.prefetch.row_cache import CacheOption
+from fastload.prefetch.work import Where
 from fastload.system.text import counted, object_html, object_text
 from fastload.timing.clocks import InFlight
 from fastload.timing.probe import LoaderStats, Probe
@@ -303,7 +303,7 @@ class FastLoader:
         if now is None and self._no_share is not None:
             raise self._no_share
         if now is not None and now != self._options.share:
-            loaded, epoch = self._loaded, self._epochs.epoch
+            loaded, epoch = self._loaded, self.epoch
             self._resolve()
             if loaded is not None:
                 self.load_state_dict(loaded)
@@ -334,7 +334,7 @@ class FastLoader:
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration if that is decided, else of the last one."""
-        return self._epochs.epoch
+        return self._epochs.standing.plan.epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the loader's position, the same on every rank; numbers, strings and lists only.
@@ -364,7 +364,8 @@ class FastLoader:
             self._find_rank()
             loaded = self._epochs.checked(state)
             self._loaded = dict(state) if self._rank_may_change else None
-            position = self._epochs.resumed(loaded, self._echo.schedule_of, on_device=self._options.cache == "device")
+            on_device = self._options.cache == "device"
+            position = resumed(self._epochs.plan, loaded, self._echo.schedule_of, on_device=on_device)
             self._end_active()
             self._epochs.load(position)
             self._options = self._producer.options = replace(self._options, plan=self._epochs.plan)

@@ -25,10 +25,10 @@ from fastload.errors import MissingFileError, OptionError, ShareError, check_cho
 from fastload.format.joined import check_list
 from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, ResolvedShuffle, Shuffle, is_drawing
 from fastload.plan.order import likeness
-from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_pieces
 from fastload.prefetch.inputs import Input, as_input, shuffle_of
 from fastload.prefetch.loader_plan import BatchForm, LoaderPlan, group_size
 from fastload.prefetch.recipe import Recipe, as_list, make_recipe, why_slow
+from fastload.prefetch.row_cache import CacheOption, choose_cache, warn_of_fixed_pieces
 from fastload.prefetch.waiting import check_timeout
 from fastload.remote.options import is_url
 from fastload.system import native

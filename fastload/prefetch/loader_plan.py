@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -12,12 +13,14 @@ from fastload.plan import ChunkWindow, Echo, EpochPlan, MixedEcho, PlannedBatch
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.ring import SLOTS_IN_COPY
 from fastload.prefetch.waiting import Patience
-from fastload.prefetch.work import ReplaceDamaged
 from fastload.system.machine import available_memory
 from fastload.timing.network import NetworkUse
 
 Location = Literal["device", "host"]
 """Where rows are cached: in device memory, or in pinned memory of the host."""
+
+ReplaceDamaged = Callable[[PlannedBatch, Collection[int]], PlannedBatch | None]
+"""Returns a batch with damaged rows replaced by others of it; None: none is left. See `PlannedBatch.without`."""
 
 # Threads that compute, and processes; each more holds one batch more in memory, as each process holds two.
 _MAX_WORKERS = 16

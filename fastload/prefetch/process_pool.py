@@ -25,19 +25,18 @@ import numpy as np
 from fastload.device import Pins
 from fastload.distributed.ranks import local_world_size
 from fastload.errors import WorkerError, WorkerTimeoutError
-from fastload.prefetch.auto_workers import WatchedPass
-from fastload.prefetch.fill_threads import FillThreads
+from fastload.prefetch.auto_workers import PassMeter
 from fastload.prefetch.loader_plan import LoaderPlan, most_pinned
 from fastload.prefetch.lookahead import announced
+from fastload.prefetch.pool import Coming, FillThreads, Run
 from fastload.prefetch.recipe import Recipe
 from fastload.prefetch.ring import SLACK, Ring, Slot, SlotField
-from fastload.prefetch.run import Coming, Run
 from fastload.prefetch.sample_layout import SampleLayout, as_array, check_samples, warn_of_change
 from fastload.prefetch.sample_worker import TRIED, BatchRequest, BatchResult, Filler, control_bytes, sample_at
 from fastload.prefetch.shared_memory import SharedMemory
-from fastload.prefetch.stages.rows import fact_fields
+from fastload.prefetch.stages.gather import fact_fields
 from fastload.prefetch.stages.transform import DrawNumbers
-from fastload.prefetch.torch_workers import DeadWorkerError, WorkerProcesses, start_workers
+from fastload.prefetch.torch_workers import DeadWorkerError, WorkerProcesses, how_ended, start_workers
 from fastload.prefetch.work import Epochs, Orders, Work, coalesced, fields_on_cpu, split
 from fastload.prefetch.worker_requests import NO_SLOT, Sender
 from fastload.system.machine import available_memory, busy_processes_s, which_end
@@ -75,7 +74,7 @@ class ProcessPool:
         self._num_asked = 0
         self._asked: dict[int, Work] = {}  # by number, works without a result, in order
         self._refused: dict[int, str] = {}  # rows that ended a worker, also alone, and how; others take their places
-        self.watched_pass: WatchedPass | None = None  # None: none has begun
+        self.pass_meter: PassMeter | None = None  # None: none has begun
         self._pins = Pins(options.backend) if options.backend is not None else None
         self._memory = SharedMemory()
         self._control = SharedMemory()  # see `Filler`
@@ -162,7 +161,7 @@ class ProcessPool:
 
     def first(self, run: Run) -> Work | None:
         """Waits for the next work; raises a worker's error, with the sample's name and the worker's traceback."""
-        watch = self.watched_pass if self.options.auto_workers else None
+        watch = self.pass_meter if self.options.auto_workers else None
         ready, asked_s = watch is not None and self.depth(run) > 0, time.perf_counter()
         work = self._finished(run)
         if work is None:
@@ -362,7 +361,7 @@ class ProcessPool:
             alone.ask(0, 0, BatchRequest(TRIED, 0, self._runs, rows=np.array(rows, np.int64)))
             alone.result(0, lambda: math.inf)
         except DeadWorkerError:
-            return alone.how_they_ended()
+            return how_ended(alone.dead[0])
         finally:
             alone.end(kill=True)
         return ""
@@ -379,7 +378,7 @@ class ProcessPool:
 
     def begin_pass(self) -> None:
         """Begins the measurements of a pass."""
-        self.watched_pass = WatchedPass(is_first=self.watched_pass is None)
+        self.pass_meter = PassMeter(is_first=self.pass_meter is None)
 
     @property
     def worker_bytes(self) -> int:

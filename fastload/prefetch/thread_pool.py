@@ -17,18 +17,16 @@ from itertools import takewhile
 from typing import ClassVar
 
 from fastload.errors import OptionError, WorkerTimeoutError
-from fastload.prefetch.auto_workers import WatchedPass
-from fastload.prefetch.fill_threads import FillThreads
+from fastload.prefetch.auto_workers import PassMeter
 from fastload.prefetch.loader_plan import LoaderPlan, group_size
 from fastload.prefetch.lookahead import announced
+from fastload.prefetch.pool import Coming, FillThreads, Run
 from fastload.prefetch.recipe import Recipe
 from fastload.prefetch.ring import SLACK, SLOTS_IN_COPY, Ring, Slot, SlotField, slot_bytes
 from fastload.prefetch.row_cache import RowCache
-from fastload.prefetch.run import Coming, Run
-from fastload.prefetch.stage import Layout, Opened, Where
-from fastload.prefetch.stages.rows import ToUserLayout, WhileHeld
+from fastload.prefetch.stages.gather import ToUserLayout, WhileHeld
 from fastload.prefetch.waiting import doing, rows_in_words
-from fastload.prefetch.work import Epochs, Orders, Work, coalesced
+from fastload.prefetch.work import Epochs, Layout, Opened, Orders, Where, Work, coalesced
 from fastload.timing.probe import WorkerInfo
 
 LEAST_PART = 8
@@ -39,7 +37,7 @@ class ThreadPool:
     """Threads that make batches of a packed file, or of its rows in memory; see `Pool`."""
 
     by_threads: ClassVar[bool] = True
-    watched_pass: WatchedPass | None = None
+    pass_meter: PassMeter | None = None
 
     def __init__(self, options: LoaderPlan, recipe: Recipe, cache: RowCache | None = None) -> None:
         self._options, self._recipe, self.number = options, recipe, recipe.workers

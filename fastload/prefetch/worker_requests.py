@@ -23,10 +23,9 @@ from fastload.prefetch.sample_worker import (
     sample_at,
 )
 from fastload.prefetch.shared_memory import SharedMemory
-from fastload.prefetch.stage import Stage, Where
 from fastload.prefetch.torch_workers import WorkerProcesses
 from fastload.prefetch.waiting import doing, is_stopped, state_of
-from fastload.prefetch.work import Work
+from fastload.prefetch.work import Stage, Where, Work
 from fastload.transforms.draws import Draws
 
 # Workers whose stacks a message shows.

@@ -283,7 +283,7 @@ class Endless(torch.utils.data.IterableDataset):
 def test_sources_that_cannot_be_planned_say_what_to_use(packed, tmp_path):
     for source, message in (
         (Endless(), "Endless is an IterableDataset"),
-        (torch.utils.data.TensorDataset, "got TensorDataset"),
+        (torch.utils.data.TensorDataset, "source=TensorDataset is a class"),
         (7, "got int"),
     ):
         with pytest.raises(OptionError, match=message):

@@ -10,10 +10,9 @@ import numpy as np
 
 from fastload import FastLoader
 from fastload.plan import PlannedBatch
-from fastload.prefetch.augmentation import Augmentation
 from fastload.prefetch.ring import Ring, SlotField
-from fastload.prefetch.stage import Layout, Opened, Stage, Where
-from fastload.prefetch.work import Orders, Work
+from fastload.prefetch.stages.transform import Augmentation
+from fastload.prefetch.work import Layout, Opened, Orders, Stage, Where, Work
 
 UNTOUCHED = 0xA5
 

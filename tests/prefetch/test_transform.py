@@ -10,10 +10,9 @@ from late_backend import Device
 
 from fastload import PackedDataset
 from fastload.prefetch.recipe import make_recipe
-from fastload.prefetch.stage import Where
-from fastload.prefetch.stages.rows import GatherRows, MappedImages, Store
+from fastload.prefetch.stages.gather import GatherRows, MappedImages, StoreInSlot
 from fastload.prefetch.stages.transform import DrawNumbers, TransformInThread
-from fastload.prefetch.work import TRANSFORM_PARAMETERS
+from fastload.prefetch.work import TRANSFORM_PARAMETERS, Where
 from fastload.transforms import (
     Draws,
     ImageSpec,
@@ -52,7 +51,7 @@ def test_in_a_thread_batches_get_slots_of_the_size_and_dtype_that_their_images_h
         source = MappedImages(dataset.file) if mapped else None
         gather = GatherRows(dataset, ["images", "labels", "masks"], into_slot=False, mapped=source)
         stage = TransformInThread(augmentation(shared, transforms), source)
-        work = run_alone(shared, [gather, stage, Store()], ROWS, epoch=3)
+        work = run_alone(shared, [gather, stage, StoreInSlot()], ROWS, epoch=3)
     right = expected(packed, transforms, epoch=3)
     assert not work.fields and work.targets.keys() == right.keys()
     assert all(found.dtype == right[name].dtype for name, found in work.targets.items())
