@@ -36,9 +36,6 @@ _PINNED_PART = 1 / 32
 _PINNED_BYTES = 2**30
 _LEAST_FEEDING = 2
 
-# Specs that transforms are kept ready for; images of their own sizes have many.
-_MOST_SPECS = 4096
-
 
 @dataclass(frozen=True)
 class BatchForm:

@@ -69,7 +69,7 @@ class FillThreads:
 
     def put(self, work: Work) -> None:
         """Lets a thread fill a slot, or several, a part each."""
-        for _ in range(work.parts):
+        for _ in range(work.parts.number):
             self._requests.put(work)
         if self._threads:
             return
@@ -90,9 +90,9 @@ class FillThreads:
             while True:
                 if (work := self._requests.get_nowait()) is None:
                     continue
-                if work.parts > 1:
+                if work.parts.number > 1:
                     work.error = RuntimeError("the batch was taken back before all of it was read")
-                if work.last_part():
+                if work.parts.last_ended():
                     dropped.append(work)
         return dropped
 
@@ -153,12 +153,12 @@ def _work(
     stopwatch = Stopwatch("reading", by_threads=True).start() if timed else None
     while (taken := _planned(requests, planning)) is not None:
         work, part = taken
-        if following is not None and work.parts > 1:
+        if following is not None and work.parts.number > 1:
             following.start()
             following = None
-        if work.parts > 1 and _measured(work, stopwatch, functools.partial(work.orders.fill_part, work, part)):
-            work.failed = True  # for an error that comes again when the whole is filled
-        if work.last_part():
+        if work.parts.number > 1 and _measured(work, stopwatch, functools.partial(work.orders.fill_part, work, part)):
+            work.parts.failed = True  # for an error that comes again when the whole is filled
+        if work.parts.last_ended():
             work.error = work.error or _measured(work, stopwatch, functools.partial(work.orders.complete, work))
             work.finish()
         del work, taken
@@ -189,7 +189,7 @@ def _planned(requests: queue.SimpleQueue[Work | None], planning: threading.Lock)
         if work is None:
             return None
         work.thread = threading.get_ident()
-        part, work.begun_parts = work.begun_parts, work.begun_parts + 1
+        part, work.parts.begun = work.parts.begun, work.parts.begun + 1
         if part == 0:
             try:
                 if (found := next(work.orders.coming, None)) is not None:

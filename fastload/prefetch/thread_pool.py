@@ -26,7 +26,7 @@ from fastload.prefetch.ring import SLACK, SLOTS_IN_COPY, Ring, Slot, SlotField, 
 from fastload.prefetch.row_cache import RowCache
 from fastload.prefetch.stages.gather import ToUserLayout, WhileHeld
 from fastload.prefetch.waiting import doing, rows_in_words
-from fastload.prefetch.work import Epochs, Layout, Opened, Orders, Where, Work, coalesced
+from fastload.prefetch.work import Epochs, Layout, Opened, Orders, Parts, Where, Work, coalesced
 from fastload.timing.probe import WorkerInfo
 
 LEAST_PART = 8
@@ -131,7 +131,7 @@ class ThreadPool:
         while not run.orders.done_one.empty():  # only who waits needs them
             run.orders.done_one.get()
         for _ in range(0 if run.closed else self.ring.collect()):
-            work = Work(self.ring.free.popleft(), run.orders, parts=run.parts)
+            work = Work(self.ring.free.popleft(), run.orders, parts=Parts(run.parts))
             run.parts = 1
             run.under_way.append(work)
             self.threads.put(work)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastload.device import Pins
+from fastload.device import CHANNELS_FIRST, Pins
 from fastload.errors import DamagedRowError
 from fastload.plan import PlannedBatch
 from fastload.prefetch.loader_plan import LoaderPlan, ReplaceDamaged
@@ -36,8 +36,6 @@ from fastload.read.rows import Rows
 from fastload.timing.results import BatchWork
 
 T = TypeVar("T", NDArray[Any], list[Any], torch.Tensor)
-
-CHANNELS_FIRST = (0, 3, 1, 2)
 
 TRANSFORM_PARAMETERS = f"{INNER}words"
 """The field of a slot, int32, that the numbers of transforms are written to; see `Pipeline.draw`."""
@@ -63,27 +61,59 @@ class Orders:
     def complete(self, work: Work) -> None:
         """Runs the stages, but for those that ran on its parts; anew if rows are damaged, and to be replaced."""
         work.in_slot()
-        first = self.by_parts if work.parts > 1 and not work.failed else 0
+        first = self.by_parts if work.parts.number > 1 and not work.parts.failed else 0
         while True:
             try:
                 for stage in self.stages[first:]:
                     stage.run(work)
                 return
             except DamagedRowError as error:
-                if self.replace_damaged is None or not work.replan(error.rows, self.replace_damaged):
+                if self.replace_damaged is None or not _replan(work, error.rows, self.replace_damaged):
                     raise
             first = 0
             work.copied.clear()
 
     def fill_part(self, work: Work, part: int) -> None:
         """Runs the first stages on a part of a batch; damaged rows are an error."""
-        first, end = np.linspace(0, len(work.rows), work.parts + 1).astype(int).tolist()[part : part + 2]
+        first, end = np.linspace(0, len(work.rows), work.parts.number + 1).astype(int).tolist()[part : part + 2]
         if first == end:  # a batch of one row has no more parts
             return
         some = work.part(slice(first, end))
         for stage in self.stages[: self.by_parts]:
             stage.run(some)
         work.copied += some.copied
+
+
+def _replan(work: Work, damaged: Collection[int], replace: ReplaceDamaged) -> bool:
+    """Leaves damaged rows out of a work's batches; False if one has no others, or none of these rows."""
+    found = [replace(member, damaged) for member in work.members]
+    members = [member for member in found if member is not None]
+    if len(members) < len(found) or all(map(operator.is_, members, work.members)):
+        return False
+    work.plan(work.epoch, members)
+    return True
+
+
+class Parts:
+    """The parts in which a work's rows are filled, each by a thread.
+
+    Attributes:
+        number: of parts.
+        begun: how many were begun.
+        failed: whether one could not be filled, so that the whole is filled anew, for its error.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number, self.begun, self.failed = number, 0, False
+        self._left = [None] * (number - 1)
+
+    def last_ended(self) -> bool:
+        """Ends a part; returns whether it was the last one. By one call of a list, which no thread comes between."""
+        try:
+            self._left.pop()
+        except IndexError:
+            return True
+        return False
 
 
 @dataclass(eq=False)
@@ -129,19 +159,13 @@ class Work:
     error: BaseException | None = None  # came instead
     done: bool = False  # whether no thread will touch it any more
     thread: int | None = None  # that has it, by its number; the last one of several
-    parts: int = 1  # in which its rows are filled, each by a thread
-    begun_parts: int = 0
-    failed: bool = False  # whether a part could not be filled, so that the whole is filled anew, for its error
-    left: list[None] = field(default_factory=list)  # of parts that are not ended, one each
+    parts: Parts = field(default_factory=lambda: Parts(1))
     number: int = 0  # of the request to a process
     worker: int = 0  # that is asked
     run: int = 0  # number of the run that asks
     timed: bool = False  # whether the result says what it cost
     sent: bool = False
     result: Any = None  # the process's, when it has arrived
-
-    def __post_init__(self) -> None:
-        self.left = [None] * (self.parts - 1)
 
     def plan(self, epoch: int, members: Sequence[PlannedBatch]) -> None:
         """Notes the batches of an epoch that it is to be made of."""
@@ -185,15 +209,6 @@ class Work:
         made.arrays = {name: array[some] for name, array in self.slot.arrays.items() if name != TRANSFORM_PARAMETERS}
         return made
 
-    def replan(self, damaged: Collection[int], replace: ReplaceDamaged) -> bool:
-        """Leaves damaged rows out of its batches; False if one has no others, or none of these rows."""
-        found = [replace(member, damaged) for member in self.members]
-        members = [member for member in found if member is not None]
-        if len(members) < len(found) or all(map(operator.is_, members, self.members)):
-            return False
-        self.plan(self.epoch, members)
-        return True
-
     def for_use(self, echo: int, *, last: bool) -> Work:
         """Returns the work for one of its uses, which stages change: itself for the last one, else a copy."""
         if last:
@@ -203,14 +218,6 @@ class Work:
         made.origin, made.echo, made.last = self, echo, False
         made.fields, made.extra, made.facts = dict(self.fields), dict(self.extra), dict(self.facts)
         return made
-
-    def last_part(self) -> bool:
-        """Ends a part; returns whether it was the last one. By one call of a list, which no thread comes between."""
-        try:
-            self.left.pop()
-        except IndexError:
-            return True
-        return False
 
     def finish(self) -> None:
         """Says that it is done. Set before it is queued: Ctrl-C may lose what a queue gives, and never that."""
