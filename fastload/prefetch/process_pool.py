@@ -514,9 +514,9 @@ class ProcessPool:
             words = list[SlotField]()
             if self._draws is not None:
                 self._draws.spec = layout.images
-                words = self._draws.beside(options.batch_size)
+                words = self._draws.own_fields(options.batch_size)
             facts = fact_fields(options.batch_size)
-            layout = layout._replace(beside=(*words, *(one for one in facts if one.name not in layout.form.names)))
+            layout = layout._replace(more=(*words, *(one for one in facts if one.name not in layout.form.names)))
         fields = layout.slot_fields(options.batch_size)
         pin = self._pins.add_if_possible if self._pins is not None else None
         ring = Ring(fields, 0, pin, manual_release=pin is not None)

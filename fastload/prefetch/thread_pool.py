@@ -63,7 +63,7 @@ class ThreadPool:
         fields = [SlotField(name, (self._group * size, *shape), dtype) for name, (shape, dtype) in layout.items()]
         pins, slots = self._opened.pins, SLACK + self.number
         if pins is not None:
-            fields += [field for stage in self._stages for field in stage.beside(size)]
+            fields += [field for stage in self._stages for field in stage.own_fields(size)]
             slots = SLOTS_IN_COPY + 1 + recipe.ahead
         try:
             self.ring = Ring(fields, slots, pins.add_if_possible if pins else None, manual_release=pins is not None)

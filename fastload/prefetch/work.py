@@ -346,8 +346,8 @@ class Stage:
         """Returns the fields of a slot after it, given those before it."""
         return given
 
-    def beside(self, batch_size: int) -> list[SlotField]:
-        """Returns fields of a slot that it writes beside those of the samples."""
+    def own_fields(self, batch_size: int) -> list[SlotField]:
+        """Returns fields of a slot that it writes, further ones than the samples'."""
         return []
 
     def run(self, work: Work) -> None:

@@ -56,7 +56,7 @@ def run_alone(
     for stage in stages:
         layout = stage.output(layout)
     fields = [SlotField(name, (len(rows), *shape), dtype) for name, (shape, dtype) in layout.items()]
-    fields += [field for stage in stages for field in stage.beside(len(rows))]
+    fields += [field for stage in stages for field in stage.own_fields(len(rows))]
     backend = shared.options.backend
     ring = Ring(fields, 4, manual_release=backend is not None)
     for stage in stages:

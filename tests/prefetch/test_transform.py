@@ -129,7 +129,7 @@ def test_numbers_of_all_uses_are_drawn_into_the_slot_and_are_those_of_the_hand_o
         stage = DrawNumbers(every, uses, ImageSpec(3, 16, 12, torch.uint8))
         work = run_alone(shared, [stage], ROWS, epoch=4)
         per_batch = every.pipeline(stage.spec).num_words(uses * len(ROWS))
-        assert [(field.name, field.shape) for field in stage.beside(len(ROWS))] == [
+        assert [(field.name, field.shape) for field in stage.own_fields(len(ROWS))] == [
             (TRANSFORM_PARAMETERS, (per_batch,))
         ]
         assert per_batch > 0 and not untouched(work.slot.arrays[TRANSFORM_PARAMETERS]) and work.drawn.uses == uses
@@ -153,4 +153,4 @@ def test_a_short_batch_draws_for_its_own_rows_and_where_nothing_is_drawn_there_i
         assert count < len(words) and untouched(words[count:]) and not untouched(words[:count])
     with opened(packed, device=Device()) as shared:
         stage = DrawNumbers(augmentation(shared, ()), 1, ImageSpec(3, 16, 12, torch.uint8))
-        assert stage.beside(4) == [] and run_alone(shared, [stage], ROWS).drawn is None
+        assert stage.own_fields(4) == [] and run_alone(shared, [stage], ROWS).drawn is None

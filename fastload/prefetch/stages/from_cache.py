@@ -51,7 +51,7 @@ class WriteIndex(_OfCache):
         self._file = dataset.file
         self.why = f"all rows are cached in {location} memory: a batch is their places there"
 
-    def beside(self, batch_size: int) -> list[SlotField]:
+    def own_fields(self, batch_size: int) -> list[SlotField]:
         """Returns the field of the index."""
         return [SlotField(_INDEX, (batch_size,), np.dtype(np.int64))]
 

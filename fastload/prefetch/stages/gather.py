@@ -1,4 +1,4 @@
-"""Rows of a packed file: copied into the slot or beside it, with their texts; and the slot as tensors for the user."""
+"""Rows of a packed file: copied into the slot, or for later stages, with texts; and the slot as the user gets it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fastload.timing.stopwatch import lap
 
 
 class GatherRows(Stage):
-    """Copies rows from the file into the slot; or beside it, as tensors, for stages that go on with them."""
+    """Copies rows from the file into the slot; or to tensors of their own, for stages that go on with them."""
 
     where = Where.THREAD
     divisible = True
@@ -162,7 +162,7 @@ class WriteFacts(Stage):
     why = "batch.rows and batch.valid cross the bus with the samples"
     divisible = True
 
-    def beside(self, batch_size: int) -> list[SlotField]:
+    def own_fields(self, batch_size: int) -> list[SlotField]:
         """Returns their fields."""
         return fact_fields(batch_size)
 

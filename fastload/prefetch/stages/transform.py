@@ -191,7 +191,7 @@ class DrawNumbers(Stage):
         assert self.spec is not None, "it is known by now"
         return self._augmentation.pipeline(self.spec)
 
-    def beside(self, batch_size: int) -> list[SlotField]:
+    def own_fields(self, batch_size: int) -> list[SlotField]:
         """Returns the field of the words; none if nothing is drawn."""
         words = self._pipeline.num_words(self._uses * batch_size) if self.spec is not None else 0
         return [SlotField(TRANSFORM_PARAMETERS, (words,), np.dtype(np.int32))] if words else []
