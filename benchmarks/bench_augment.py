@@ -42,7 +42,7 @@ from torch.utils.data import DataLoader, Dataset
 import fastload
 import harness
 from fastload import FastLoader, PackedDataset
-from fastload.prefetch.stages.rows import MappedImages
+from fastload.prefetch.stages.gather import MappedImages
 from fastload.transforms import ColorJitter, Draws, Normalize, RandomHorizontalFlip, RandomResizedCrop
 from fastload.transforms.engine.placement import Placement
 from fastload.transforms.engine.resample import place_batch

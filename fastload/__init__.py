@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fastload.inspection.info import inspect_file
     from fastload.inspection.verify import verify_file
     from fastload.loader.loader import FastLoader
-    from fastload.loader.options import List, Pad, Workers
+    from fastload.loader.loader_options import List, Pad, Workers
     from fastload.pack import pack_images, pack_shard, plan_images
     from fastload.pack.index import index_files
     from fastload.pack.plan_file import index_plan
@@ -115,14 +115,14 @@ _HOMES = {
     "DistributedChunkSampler": "fastload.samplers",
     "EpochPlan": "fastload.plan",
     "FastLoader": "fastload.loader.loader",
-    "List": "fastload.loader.options",
+    "List": "fastload.loader.loader_options",
     "Meter": "fastload.profiling.meter",
     "MixedEcho": "fastload.plan",
     "PackedDataset": "fastload.dataset",
-    "Pad": "fastload.loader.options",
+    "Pad": "fastload.loader.loader_options",
     "Remote": "fastload.remote.urls",
     "Weighted": "fastload.plan",
-    "Workers": "fastload.loader.options",
+    "Workers": "fastload.loader.loader_options",
     "diagnose": "fastload.profiling.doctor.in_process",
     "index_files": "fastload.pack.index",
     "index_plan": "fastload.pack.plan_file",

@@ -45,6 +45,7 @@ from fastload.read.row_check import Check
 from fastload.read.row_errors import sample_name
 from fastload.remote.open_url import open_remote
 from fastload.remote.urls import Remote, is_url
+from fastload.system.argument_names import checks_names
 from fastload.system.text import counted, object_html, object_text
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
 from fastload.transforms.tv_tensors import OnTvTensors, is_v2, refuse_image_transforms
@@ -74,6 +75,33 @@ _NOT_OF_THE_PACKED = {
     "original": "they are pixels of the original images, of which the packed ones are parts",
     "aligned, before it was resized": "they are pixels of the images before `fastload pack --size` resized them",
     "unknown": "it is not known what their numbers are",
+}
+
+_LOADER_HAS = "It is FastLoader's: FastLoader(PackedDataset(...), batch_size, {})."
+_OF_LOADER = {
+    **{
+        name: _LOADER_HAS.format(f"{name}=...")
+        for name in ("batch_size", "shuffle", "ends", "seed", "share", "workers", "device", "echo", "cache", "batch")
+    },
+    "num_workers": _LOADER_HAS.format("workers=..."),
+    "timeout": _LOADER_HAS.format("workers=Workers(timeout=...)"),
+    "pad_to": _LOADER_HAS.format("batch=Pad(multiple=...)"),
+    "group_by": _LOADER_HAS.format("batch=Pad(group_by=...)"),
+}
+_INSTEAD = {
+    **_OF_LOADER,
+    "cache_dir": "A folder of images is packed there: PackedDataset.from_folder(folder, cache_dir=...). Of a URL, it "
+    "is remote=Remote(cache=...).",
+    "download": "A packed file is only read; `fastload pack` makes one.",
+}
+_OF_FILE = "A folder has none before it is packed: `fastload pack` it, and give PackedDataset(file, {}=...)."
+_INSTEAD_OF_FOLDER = {
+    **_OF_LOADER,
+    "split": "Give the folder of the split alone, or `fastload pack` the whole, and PackedDataset(file, split=...).",
+    **{name: _OF_FILE.format(name) for name in ("fields", "decode")},
+    "transform": "Give FastLoader(transform=[...]), which runs on whole batches; or `fastload pack` the folder, and "
+    "give PackedDataset(file, transform=...).",
+    "remote": "It is for URLs: PackedDataset(url, remote=...).",
 }
 
 
@@ -116,6 +144,7 @@ class PackedDataset(Dataset[Any]):
         DamagedRowError: (while reading) a row has changed since it was packed.
     """
 
+    @checks_names(_INSTEAD)
     def __init__(
         self,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -176,6 +205,7 @@ class PackedDataset(Dataset[Any]):
         _ = self.sample_transform  # says now which fields cannot follow it
 
     @staticmethod
+    @checks_names(_INSTEAD_OF_FOLDER)
     def from_folder(
         folder: str | os.PathLike[str],
         *,

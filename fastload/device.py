@@ -215,7 +215,7 @@ class Backend:
             tensor.record_stream(compute)
 
 
-_CHANNELS_FIRST = (0, 3, 1, 2)
+CHANNELS_FIRST = (0, 3, 1, 2)
 
 
 def own_copy(source: torch.Tensor, backend: Backend, *, channels_last: bool = False) -> torch.Tensor:
@@ -223,7 +223,7 @@ def own_copy(source: torch.Tensor, backend: Backend, *, channels_last: bool = Fa
     batch, *inside = source.shape
     shape = (batch, *inside[1:], inside[0]) if channels_last else (batch, *inside)
     copy = backend.empty(shape, source.dtype)
-    copy = copy.permute(_CHANNELS_FIRST) if channels_last else copy
+    copy = copy.permute(CHANNELS_FIRST) if channels_last else copy
     backend.fill(copy, source)
     return copy
 
@@ -236,9 +236,9 @@ def moved_as_stored(
     Images stored as (C, H, W) are moved in that layout and transposed on the device, on the side stream if the backend
     is given.
     """
-    channels_first = images.permute(_CHANNELS_FIRST)
+    channels_first = images.permute(CHANNELS_FIRST)
     if images.is_contiguous() or not channels_first.is_contiguous():
-        return move(images.contiguous()).permute(_CHANNELS_FIRST)
+        return move(images.contiguous()).permute(CHANNELS_FIRST)
     moved = move(channels_first)
     if backend is None:
         return moved.contiguous(memory_format=torch.channels_last)

@@ -150,7 +150,7 @@ class _Epochwise(Sampler[Drawn]):
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration if it is decided, else of the last one."""
-        return self._epochs.epoch
+        return self._epochs.standing.plan.epoch
 
 
 class _SampleStates:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fastload.prefetch.pool import Coming, Run
 from fastload.prefetch.ring import Slot
-from fastload.prefetch.run import Coming, Run
 from fastload.prefetch.waiting import Patience
 from fastload.prefetch.work import Orders, Work, coalesced
 from fastload.timing.probe import WorkerInfo
@@ -17,7 +17,7 @@ class FakePool:
     A work has a slot of its own that is never filled again, unless the test has others.
     """
 
-    number, watched_pass, by_threads = 1, None, False  # the loop brings its works to a device, in turn with the test
+    number, pass_meter, by_threads = 1, None, False  # the loop brings its works to a device, in turn with the test
     usable, short_switches = True, False
     worker_info = WorkerInfo(1, 1, by_threads=True)
 

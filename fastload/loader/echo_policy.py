@@ -14,8 +14,8 @@ from fastload.distributed.ranks import Share
 from fastload.loader.iteration import PassCounter
 from fastload.plan import Echo, EchoHistory, EchoSchedule, MixedEcho, Pace, check_echo, choose_factor
 from fastload.prefetch.auto_workers import AutoWorkers
+from fastload.prefetch.pool import Pool
 from fastload.prefetch.process_pool import ProcessPool
-from fastload.prefetch.run import Pool
 
 _log = logging.getLogger("fastload")
 
@@ -103,7 +103,7 @@ def open_echo(echo: Echo, share: Share) -> EchoPolicy:
 def pass_ended(echo: EchoPolicy, auto: AutoWorkers | None, pool: Pool, counter: PassCounter, pace: Pace) -> None:
     """Lets echo and workers be chosen for the next epoch. No method: a pass must not keep its loader alive."""
     echo.ended(pace, counter.echo)
-    if auto is not None and isinstance(pool, ProcessPool) and (watched := pool.watched_pass) is not None:
+    if auto is not None and isinstance(pool, ProcessPool) and (watched := pool.pass_meter) is not None:
         measured = watched.measured(pace.batches, pace.stall_s + pace.work_s, counter.first_waited_s, pool.busy_s())
         # What the host waits for while a device still works is no reason for more workers.
         measured = measured._replace(starved_s=min(measured.starved_s, pace.stall_s))

@@ -23,12 +23,12 @@ import torch
 
 from fastload.errors import OptionError, typed
 from fastload.loader.batch import Batch, DictBatch
-from fastload.plan import Pace, PlannedBatch, Use
+from fastload.plan import Ends, Pace, PlannedBatch, Use
 from fastload.plan.cursor import Position
+from fastload.prefetch.inputs import Input
 from fastload.prefetch.loader_plan import LoaderPlan
 from fastload.prefetch.producer import Producer
-from fastload.prefetch.stage import Stage
-from fastload.prefetch.work import Work
+from fastload.prefetch.work import Stage, Work
 from fastload.timing.clocks import InFlight, StreamWaits
 from fastload.timing.network import NetworkUse
 from fastload.timing.probe import MOST_DAMAGED_ROWS, LoaderStats, Probe, span
@@ -145,7 +145,44 @@ class Iteration(Iterator[Batch | DictBatch]):
 
     def __next__(self) -> Batch | DictBatch:
         with self._lock:
-            return self._next()
+            if not self.running or self._pid != os.getpid():
+                raise self._why_ended()
+            counter, probe = self._counter, self._probe
+            asked_s = counter.clock()
+            try:
+                counter.asked += 1
+                if probe is not None:
+                    probe.note_depth(self._producer.depth())
+                use = next(self._uses, None)
+                in_flight, asked = counter.in_flight, None
+                with span("wait"):
+                    if in_flight is not None and use is not None:
+                        asked = in_flight.ask(fresh=use.batch >= counter.batches)
+                    while use is None or use.batch >= counter.batches:
+                        if not self._read():
+                            counter.last_s = counter.clock()  # the last step is over too
+                            self.close()
+                            raise StopIteration
+                    if in_flight is not None:
+                        in_flight.add(counter.on_stream, counter.asked, asked)
+                counter.waited_s += counter.clock() - asked_s
+                if probe is not None:
+                    probe.note_ready()
+                try:
+                    return self._hand_over(use)
+                except StopIteration as error:
+                    # It would end the loop as if the epoch were over.
+                    raise RuntimeError("a transform raised StopIteration") from error
+            except BaseException as error:
+                if self.running:
+                    self._failure = type(error).__name__
+                    self.close()
+                raise
+            finally:
+                counter.last_s = counter.clock()
+                counter.stall_s += counter.last_s - asked_s
+                if counter.asked == 1:
+                    counter.first_s, counter.first_waited_s = counter.last_s, counter.waited_s
 
     def displace(self) -> None:
         """Ends the pass because the loader begins another one; asking for more batches is an error from now on."""
@@ -156,46 +193,6 @@ class Iteration(Iterator[Batch | DictBatch]):
     def _alone(self) -> AbstractContextManager[object]:
         # In a forked process, a thread that it does not have may hold the lock.
         return self._lock if self._pid == os.getpid() else nullcontext()
-
-    def _next(self) -> Batch | DictBatch:
-        if not self.running or self._pid != os.getpid():
-            raise self._why_ended()
-        counter, probe = self._counter, self._probe
-        asked_s = counter.clock()
-        try:
-            counter.asked += 1
-            if probe is not None:
-                probe.note_depth(self._producer.depth())
-            use = next(self._uses, None)
-            in_flight, asked = counter.in_flight, None
-            with span("wait"):
-                if in_flight is not None and use is not None:
-                    asked = in_flight.ask(fresh=use.batch >= counter.batches)
-                while use is None or use.batch >= counter.batches:
-                    if not self._read():
-                        counter.last_s = counter.clock()  # the last step is over too
-                        self.close()
-                        raise StopIteration
-                if in_flight is not None:
-                    in_flight.add(counter.on_stream, counter.asked, asked)
-            counter.waited_s += counter.clock() - asked_s
-            if probe is not None:
-                probe.note_ready()
-            try:
-                return self._hand_over(use)
-            except StopIteration as error:
-                # It would end the loop as if the epoch were over.
-                raise RuntimeError("a transform raised StopIteration") from error
-        except BaseException as error:
-            if self.running:
-                self._failure = type(error).__name__
-                self.close()
-            raise
-        finally:
-            counter.last_s = counter.clock()
-            counter.stall_s += counter.last_s - asked_s
-            if counter.asked == 1:
-                counter.first_s, counter.first_waited_s = counter.last_s, counter.waited_s
 
     def _why_ended(self) -> Exception:
         """Returns the exception to raise after a pass has ended: StopIteration, or an error that says how to go on."""
@@ -259,40 +256,18 @@ class Iteration(Iterator[Batch | DictBatch]):
             self._probe.note_work(work.cost)
         counter.batches += 1
         if planned.damaged:
-            self._note_damaged(planned)
+            _note_damaged(counter, self._options.data, planned)
         elif self._position.plan.ends == "exact" and not planned.valid.all():
-            self._warn_of_repeat()
-        counter.fresh += self._count_valid(planned)
+            rank, world_size = self._options.share
+            warnings.warn(
+                f"rank {rank} of {world_size} has no row left in the last step, and gets one again, with `valid` "
+                f"False, so that all ranks take as many steps. Count what is valid: `right += ((output.argmax(1) == "
+                f"labels) & batch.valid).sum()` and `seen += batch.valid.sum()`.",
+                stacklevel=3,
+            )
+        counter.fresh += _count_valid(planned, self._position.plan.ends)
         counter.bytes_read += work.bytes_read
         return True
-
-    def _warn_of_repeat(self) -> None:
-        rank, world_size = self._options.share
-        warnings.warn(
-            f"rank {rank} of {world_size} has no row left in the last step, and gets one again, with `valid` False, so "
-            f"that all ranks take as many steps. Count what is valid: `right += ((output.argmax(1) == labels) & "
-            f"batch.valid).sum()` and `seen += batch.valid.sum()`.",
-            stacklevel=5,
-        )
-
-    def _note_damaged(self, planned: PlannedBatch) -> None:
-        """Counts the damaged rows that a batch was made without, and logs the first ones of the pass."""
-        counter = self._counter
-        if not counter.damaged:
-            data = self._options.data
-            _log.warning(
-                f"{data.name_of(planned.damaged[0])}: damaged after packing; other rows of its batch take the place of "
-                f"such rows, and are not valid. stats.damaged_rows has their numbers; "
-                f"`fastload verify {typed(data.name)}` lists all of them."
-            )
-        counter.damaged += len(planned.damaged)
-        for row in planned.damaged:
-            if len(counter.damaged_rows) < MOST_DAMAGED_ROWS:
-                counter.damaged_rows[row] = None
-
-    def _count_valid(self, planned: PlannedBatch) -> int:
-        all_valid = self._position.plan.ends == "drop" and not planned.damaged
-        return len(planned.rows) if all_valid else int(np.count_nonzero(planned.valid))
 
     def _hand_over(self, use: Use) -> Batch | DictBatch:
         """Returns a batch for one of its uses, augmented and put together for the user."""
@@ -324,7 +299,7 @@ class Iteration(Iterator[Batch | DictBatch]):
         facts |= {"rows": rows, "valid": valid, "global_valid": planned.global_valid, "names": named}
         if options.backend is not None:
             facts |= {"rows": result["row"], "valid": result["valid"]}
-        num_valid = self._count_valid(planned)
+        num_valid = _count_valid(planned, position.plan.ends)
         if self._probe is not None:
             self._probe.samples = num_valid
         position.steps += 1
@@ -337,6 +312,25 @@ class Iteration(Iterator[Batch | DictBatch]):
         if form.keys is not None:
             return DictBatch(zip(form.keys, values, strict=True))._with_facts(facts)
         return Batch(values)._with_facts(facts)
+
+
+def _note_damaged(counter: PassCounter, data: Input, planned: PlannedBatch) -> None:
+    """Counts the damaged rows that a batch was made without, and logs the first ones of the pass."""
+    if not counter.damaged:
+        _log.warning(
+            f"{data.name_of(planned.damaged[0])}: damaged after packing; other rows of its batch take the place of "
+            f"such rows, and are not valid. stats.damaged_rows has their numbers; "
+            f"`fastload verify {typed(data.name)}` lists all of them."
+        )
+    counter.damaged += len(planned.damaged)
+    for row in planned.damaged:
+        if len(counter.damaged_rows) < MOST_DAMAGED_ROWS:
+            counter.damaged_rows[row] = None
+
+
+def _count_valid(planned: PlannedBatch, ends: Ends | None) -> int:
+    all_valid = ends == "drop" and not planned.damaged
+    return len(planned.rows) if all_valid else int(np.count_nonzero(planned.valid))
 
 
 def _copied_from(fields: Mapping[str, Any], lasting: Iterable[torch.Tensor]) -> dict[str, Any]:

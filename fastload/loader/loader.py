@@ -24,19 +24,20 @@ from torch.utils.data import Dataset
 
 from fastload.distributed.ranks import ShareOption, asks_process, check_share, process_group
 from fastload.errors import OptionError
-from fastload.loader.arguments import description, is_meant_as_argument, reject_unknown_arguments
 from fastload.loader.batch import Batch
 from fastload.loader.echo_policy import open_echo, pass_ended
 from fastload.loader.iteration import Iteration, PassCounter
-from fastload.loader.options import BatchOption, LoaderOptions, Source, WorkersOption, find_share, resolve
-from fastload.plan import Echo, Ends, Shuffle
-from fastload.plan.cursor import EpochCursor, Position
+from fastload.loader.loader_options import BatchOption, LoaderOptions, Source, WorkersOption, find_share, resolve
+from fastload.loader.unknown_arguments import is_meant_as_argument, reject_unknown_arguments
+from fastload.plan import ChunkWindow, Echo, Ends, Shuffle
+from fastload.plan.cursor import EpochCursor, Position, resumed
 from fastload.prefetch.auto_workers import AutoWorkers
-from fastload.prefetch.cache_choice import CacheOption
+from fastload.prefetch.loader_plan import LoaderPlan
 from fastload.prefetch.producer import Producer
 from fastload.prefetch.recipe import make_recipe
-from fastload.prefetch.stage import Where
-from fastload.system.text import object_html, object_text
+from fastload.prefetch.row_cache import CacheOption
+from fastload.prefetch.work import Where
+from fastload.system.text import counted, object_html, object_text
 from fastload.timing.clocks import InFlight
 from fastload.timing.probe import LoaderStats, Probe
 
@@ -286,10 +287,10 @@ class FastLoader:
         return self._decided(self._epochs.coming(running=self._running() is not None)).length
 
     def __repr__(self) -> str:
-        return object_text("FastLoader", *description(self._options, self._recipe.workers))
+        return object_text("FastLoader", *_description(self._options, self._recipe.workers))
 
     def _repr_html_(self) -> str:
-        return object_html("FastLoader", *description(self._options, self._recipe.workers))
+        return object_html("FastLoader", *_description(self._options, self._recipe.workers))
 
     def _find_rank(self) -> None:
         """Resolves the arguments anew if torch.distributed was initialized since, with another rank.
@@ -302,7 +303,7 @@ class FastLoader:
         if now is None and self._no_share is not None:
             raise self._no_share
         if now is not None and now != self._options.share:
-            loaded, epoch = self._loaded, self._epochs.epoch
+            loaded, epoch = self._loaded, self.epoch
             self._resolve()
             if loaded is not None:
                 self.load_state_dict(loaded)
@@ -333,7 +334,7 @@ class FastLoader:
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration if that is decided, else of the last one."""
-        return self._epochs.epoch
+        return self._epochs.standing.plan.epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the loader's position, the same on every rank; numbers, strings and lists only.
@@ -363,7 +364,8 @@ class FastLoader:
             self._find_rank()
             loaded = self._epochs.checked(state)
             self._loaded = dict(state) if self._rank_may_change else None
-            position = self._epochs.resumed(loaded, self._echo.schedule_of, on_device=self._options.cache == "device")
+            on_device = self._options.cache == "device"
+            position = resumed(self._epochs.plan, loaded, self._echo.schedule_of, on_device=on_device)
             self._end_active()
             self._epochs.load(position)
             self._options = self._producer.options = replace(self._options, plan=self._epochs.plan)
@@ -377,6 +379,13 @@ class FastLoader:
         the last batch, a few steps at most.
         """
         return self._counter.snapshot()
+
+    def __enter__(self) -> Self:
+        """Returns the loader itself: `with FastLoader(...) as loader:` closes it at the end."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Ends a running iteration and closes the file. Yielded batches stay valid, and `iter()` opens it again."""
@@ -414,6 +423,32 @@ class FastLoader:
         active, self._active = self._active(), lambda: None
         if active is not None:
             active.displace()
+
+
+def _description(options: LoaderPlan, workers: int) -> tuple[list[str], list[str]]:
+    """Returns what a loader loads, and how, in a few words each; batches are counted for an epoch on this rank."""
+    data, plan, steps = options.data, options.plan, options.plan.num_steps
+    what = data.description()
+    what += [counted(len(plan.rows), "row"), f"{steps:,} {'batch' if steps == 1 else 'batches'} of {plan.batch_size}"]
+    what += ["elastic"] if plan.elastic else []
+    if options.share.world_size > 1:
+        what.append(f"rank {options.share.rank} of {options.share.world_size}")
+        if (nodes := options.nodes) is not None:
+            what.append(f"node {nodes.node_of(options.share.rank)} of {nodes.number}")
+    shuffle = f"windows of {plan.shuffle.chunks} chunks" if isinstance(plan.shuffle, ChunkWindow) else plan.shuffle
+    how = [f"shuffle {shuffle}" if shuffle else "in order", f"ends {plan.ends}", f"seed {plan.seed}"]
+    by = ("process" if workers == 1 else "processes") if data.runs_python else "thread" + "s" * (workers > 1)
+    reading = f" ({data.read_mode})" if data.read_mode else ""
+    how.append(f"cached in {options.cache} memory" if options.cache else f"{workers} {by}{reading}")
+    how.append(f"to {options.backend.device}" if options.backend is not None else "to host memory")
+    how += [counted(len(options.transforms), "transform")] if options.transforms else []
+    if options.form.kind != "stack":
+        how.append(
+            "a list of images" if options.form.kind == "list" else f"padded to multiples of {options.form.pad_to}"
+        )
+        how += ["by aspect"] if plan.groups is not None else []
+    how += [f"echo {options.echo}"] if options.echo != 1 else []
+    return what, how
 
 
 _ARGUMENTS = tuple(field.name for field in fields(LoaderOptions))

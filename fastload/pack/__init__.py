@@ -29,17 +29,7 @@ import numpy as np
 from fastload.errors import OptionError, PackError, check_choice, check_whole
 from fastload.options import takes
 from fastload.options.keywords import PackKeywords
-from fastload.options.pack import (
-    BoxesOf,
-    BoxForm,
-    MaskSize,
-    MasksWanted,
-    OnError,
-    PackCall,
-    PackOptions,
-    Progress,
-    pack_call,
-)
+from fastload.options.pack import OnError, PackCall, PackOptions, Progress, pack_call
 from fastload.pack.begin import begin_or_resume, discard, free_bytes
 from fastload.pack.engine import make_rows
 from fastload.pack.finish import PackReport, finish, finished_report

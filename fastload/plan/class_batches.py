@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastload.errors import OptionError, is_whole
 from fastload.plan.permutation import derive_key, permute, subkeys
-from fastload.plan.weighted import Drawn, checked_labels
+from fastload.plan.weighted import DrawnOrder, checked_labels
 
 _CLASSES, _SAMPLES = 8, 9  # numbers of these uses of keys; `order` has the others
 _NAMED = 5  # classes that a message names
@@ -162,7 +162,7 @@ class ByClass:
 
 
 @dataclass(frozen=True, eq=False)
-class ClassOrder(Drawn):
+class ClassOrder(DrawnOrder):
     """Batches of classes: rounds of all classes in a random order, of each its next samples.
 
     Each round takes the next samples of each class, also of those it leaves out, so that a batch can be worked out

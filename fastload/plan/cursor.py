@@ -89,10 +89,6 @@ class EpochCursor:
         """The next iteration if it is decided, else the running or last one."""
         return self.next or self.last
 
-    @property
-    def epoch(self) -> int:
-        return self.standing.plan.epoch
-
     def coming(self, *, running: bool = False) -> Position:
         """Returns the next iteration; `running`: the last one while it runs, unless the next one is decided."""
         if self.next is not None:
@@ -166,49 +162,6 @@ class EpochCursor:
         begun_pieces = loaded.epoch_pieces(self.plan.world_size)
         return self._begin(replace(self.plan, epoch=loaded.epoch, segments=loaded.segments, begun_pieces=begun_pieces))
 
-    def resumed(
-        self, state: PlanState, schedule_of: Callable[[int, int], EchoSchedule], *, on_device: bool
-    ) -> Position:
-        """Returns how far a state leaves its epoch in a loader, maybe with other ranks, batches, echo or pieces.
-
-        The epoch keeps the order of the fixed pieces that began it; the next one has the loader's own. A loader that
-        caches rows on its device takes over the fixed shares of a state, for good.
-
-        Args:
-            state: of `checked`.
-            schedule_of: returns the schedule of so many batches, of an epoch that began with the state's echo factor.
-            on_device: whether the loader caches rows on its device: its share's if the plan has fixed shares, else all.
-
-        Raises:
-            StateError: the state counts more steps than its batches have, or was saved within an epoch of other shares
-                than this rank keeps.
-        """
-        state, plan = _joined(replace(self.plan, epoch=state.epoch), state, on_device=on_device)
-        begun_pieces = plan.epoch_pieces
-        schedule = schedule_of(plan.num_steps, state.echo)
-        last = state.segments[-1] if state.segments else Segment(plan.world_size, plan.batch_size, 0)
-        saved = _saved(plan, state, last)
-        theirs = EchoSchedule(saved.num_steps, state.echo, state.echo_distance)
-        steps = state.echo_position
-        if steps and (steps >= theirs.num_steps or theirs.finished(steps)):
-            raise StateError(
-                f"the loader state is damaged: echo_position is {steps}, of {saved.num_steps} batches left"
-            )
-        same = (
-            (last.world_size, last.batch_size) == (plan.world_size, plan.batch_size)
-            and (theirs.factor, theirs.distance) == (schedule.factor, schedule.distance)
-            # Other ends do not matter to a single batch.
-            and (not theirs.distance or theirs.num_batches == schedule.num_batches)
-        )
-        if steps and not same:
-            # Batches in use count as done: each of their rows was used at least once.
-            plan = replace(plan, segments=saved.segments_after(theirs.begun(steps)), begun_pieces=begun_pieces)
-            saved, steps = replace(saved, segments=plan.segments), 0
-        if state.segments and saved.num_steps == 0:
-            # With a smaller batch size, rows that "drop" left out may fill batches now; but that epoch is over.
-            plan = replace(plan, segments=plan.segments_after(plan.num_steps))
-        return Position(plan, replace(schedule, num_batches=plan.num_steps), steps)
-
     def load(self, position: Position) -> None:
         """Makes a position the next iteration; if nothing is left of it, the epoch after it, until it is named."""
         self.plan = replace(self.plan, fixed_pieces=position.plan.fixed_pieces)
@@ -221,6 +174,49 @@ class EpochCursor:
         following = self.last.plan.following  # batches are read ahead by it
         plan = following if following is not None and following.epoch == epoch else replace(self.plan, epoch=epoch)
         return self._begin(plan)
+
+
+def resumed(
+    plan: EpochPlan, state: PlanState, schedule_of: Callable[[int, int], EchoSchedule], *, on_device: bool
+) -> Position:
+    """Returns how far a state leaves its epoch in a loader, maybe with other ranks, batches, echo or pieces.
+
+    The epoch keeps the order of the fixed pieces that began it; the next one has the loader's own. A loader that
+    caches rows on its device takes over the fixed shares of a state, for good.
+
+    Args:
+        plan: of the loader's epochs.
+        state: of `EpochCursor.checked`.
+        schedule_of: returns the schedule of so many batches, of an epoch that began with the state's echo factor.
+        on_device: whether the loader caches rows on its device: its share's if the plan has fixed shares, else all.
+
+    Raises:
+        StateError: the state counts more steps than its batches have, or was saved within an epoch of other shares
+            than this rank keeps.
+    """
+    state, plan = _joined(replace(plan, epoch=state.epoch), state, on_device=on_device)
+    begun_pieces = plan.epoch_pieces
+    schedule = schedule_of(plan.num_steps, state.echo)
+    last = state.segments[-1] if state.segments else Segment(plan.world_size, plan.batch_size, 0)
+    saved = _saved(plan, state, last)
+    theirs = EchoSchedule(saved.num_steps, state.echo, state.echo_distance)
+    steps = state.echo_position
+    if steps and (steps >= theirs.num_steps or theirs.finished(steps)):
+        raise StateError(f"the loader state is damaged: echo_position is {steps}, of {saved.num_steps} batches left")
+    same = (
+        (last.world_size, last.batch_size) == (plan.world_size, plan.batch_size)
+        and (theirs.factor, theirs.distance) == (schedule.factor, schedule.distance)
+        # Other ends do not matter to a single batch.
+        and (not theirs.distance or theirs.num_batches == schedule.num_batches)
+    )
+    if steps and not same:
+        # Batches in use count as done: each of their rows was used at least once.
+        plan = replace(plan, segments=saved.segments_after(theirs.begun(steps)), begun_pieces=begun_pieces)
+        saved, steps = replace(saved, segments=plan.segments), 0
+    if state.segments and saved.num_steps == 0:
+        # With a smaller batch size, rows that "drop" left out may fill batches now; but that epoch is over.
+        plan = replace(plan, segments=plan.segments_after(plan.num_steps))
+    return Position(plan, replace(schedule, num_batches=plan.num_steps), steps)
 
 
 def drawn(plan: EpochPlan, *, workers: int = 1) -> Position:

@@ -515,7 +515,7 @@ class EpochPlan:
                     min(taken, left - at * taken),
                     self.steps_done + at,
                     times=times,
-                    spare=self._order(done + np.arange(batch_size) % left) if len(some) < batch_size else None,
+                    spare=self._order(done + np.arange(min(batch_size, left))) if len(some) < batch_size else None,
                 )
 
     def _iterate(self, rank: int, start_step: int, stop_step: int) -> Iterator[PlannedBatch]:
@@ -524,6 +524,7 @@ class EpochPlan:
             return
         batch_size, steps_done = self.batch_size, self.steps_done
         share = self._share(rank)
+        others = min(batch_size, len(share) or self._num_left * self.unit)  # further ones would come again
         drawn = is_drawing(self.resolved_shuffle) and self.resolved_shuffle.repeats
         block_step, block_rows = start_step, _FIRST_ROWS
         while block_step < stop_step:
@@ -553,7 +554,7 @@ class EpochPlan:
                     self._global_valid(step),
                     steps_done + step,
                     times=None if times is None or (not drawn and valid[part].all()) else times[part],
-                    spare=self._planned(rank, np.arange(batch_size)) if len(rows[part]) < batch_size else None,
+                    spare=self._planned(rank, np.arange(others)) if len(rows[part]) < batch_size else None,
                 )
             block_step, block_rows = block_stop, min(2 * block_rows, _BLOCK_ROWS)
 

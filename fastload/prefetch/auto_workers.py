@@ -70,7 +70,7 @@ class MeasuredPass(NamedTuple):
 _NOTHING = MeasuredPass(0, 0.0, 0.0, 0.0)
 
 
-class WatchedPass:
+class PassMeter:
     """Measures a pass while it runs; what comes before its first batch, such as imports, does not count.
 
     Args:

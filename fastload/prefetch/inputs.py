@@ -461,10 +461,15 @@ def as_input(source: Any) -> Input:
             f"source: {type(source).__name__} is an IterableDataset, whose samples have no indices and cannot be put "
             f"in order. Give a map-style dataset (with __getitem__ and __len__), or `fastload pack` its files."
         )
-    if isinstance(source, type) or not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
+    if isinstance(source, type):
+        raise OptionError(
+            f"source={source.__name__} is a class. Give a dataset, an object of it, with its parentheses: "
+            f"{source.__name__}(...)."
+        )
+    if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
         raise OptionError(
             f"source: expected the path of a packed file, a PackedDataset or a map-style dataset (with __getitem__ and "
-            f"__len__), got {source.__name__ if isinstance(source, type) else type(source).__name__}."
+            f"__len__), got {type(source).__name__}."
         )
     if _holds_packed(source):
         warnings.warn(

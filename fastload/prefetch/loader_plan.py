@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -12,12 +13,14 @@ from fastload.plan import ChunkWindow, Echo, EpochPlan, MixedEcho, PlannedBatch
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.ring import SLOTS_IN_COPY
 from fastload.prefetch.waiting import Patience
-from fastload.prefetch.work import ReplaceDamaged
 from fastload.system.machine import available_memory
 from fastload.timing.network import NetworkUse
 
 Location = Literal["device", "host"]
 """Where rows are cached: in device memory, or in pinned memory of the host."""
+
+ReplaceDamaged = Callable[[PlannedBatch, Collection[int]], PlannedBatch | None]
+"""Returns a batch with damaged rows replaced by others of it; None: none is left. See `PlannedBatch.without`."""
 
 # Threads that compute, and processes; each more holds one batch more in memory, as each process holds two.
 _MAX_WORKERS = 16
@@ -32,9 +35,6 @@ _MAX_FEEDING, _MANY_CPUS, _MAX_FEEDING_OF_MANY = 8, 16, 12
 _PINNED_PART = 1 / 32
 _PINNED_BYTES = 2**30
 _LEAST_FEEDING = 2
-
-# Specs that transforms are kept ready for; images of their own sizes have many.
-_MOST_SPECS = 4096
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,13 @@ class LoaderPlan:
         if isinstance(self.echo, MixedEcho):
             return self.echo.factor
         return 1 if isinstance(self.echo, str) else int(self.echo)
+
+    @property
+    def batch_size(self) -> int:
+        """The most samples that a batch has: of a rank whose share is smaller than the batch size, its share."""
+        plan = self.plan
+        share = plan.unit * -(-plan.num_positions // plan.unit // plan.world_size)
+        return min(plan.batch_size, share) if plan.ends == "exact" else plan.batch_size
 
     @property
     def replace_damaged(self) -> ReplaceDamaged | None:

@@ -14,34 +14,153 @@ import logging
 import math
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from itertools import takewhile
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastload.device import Pins
 from fastload.distributed.ranks import local_world_size
 from fastload.errors import WorkerError, WorkerTimeoutError
-from fastload.prefetch.auto_workers import WatchedPass
-from fastload.prefetch.fill_threads import FillThreads
+from fastload.plan import PlannedBatch, batch_seed
+from fastload.prefetch.auto_workers import PassMeter
 from fastload.prefetch.loader_plan import LoaderPlan, most_pinned
 from fastload.prefetch.lookahead import announced
+from fastload.prefetch.pool import Coming, FillThreads, Run
 from fastload.prefetch.recipe import Recipe
 from fastload.prefetch.ring import SLACK, Ring, Slot, SlotField
-from fastload.prefetch.run import Coming, Run
 from fastload.prefetch.sample_layout import SampleLayout, as_array, check_samples, warn_of_change
-from fastload.prefetch.sample_worker import TRIED, BatchRequest, BatchResult, Filler, control_bytes, sample_at
+from fastload.prefetch.sample_worker import (
+    TRIED,
+    BatchRequest,
+    BatchResult,
+    Filler,
+    control_bytes,
+    place_in_batch,
+    requested_rows,
+    requested_seeds,
+    sample_at,
+)
 from fastload.prefetch.shared_memory import SharedMemory
-from fastload.prefetch.stages.rows import fact_fields
+from fastload.prefetch.stages.gather import fact_fields
 from fastload.prefetch.stages.transform import DrawNumbers
-from fastload.prefetch.torch_workers import DeadWorkerError, WorkerProcesses, start_workers
-from fastload.prefetch.work import Epochs, Orders, Work, coalesced, fields_on_cpu, split
-from fastload.prefetch.worker_requests import NO_SLOT, Sender
+from fastload.prefetch.torch_workers import DeadWorkerError, WorkerProcesses, how_ended, start_workers
+from fastload.prefetch.waiting import doing, is_stopped, state_of
+from fastload.prefetch.work import Epochs, Orders, Stage, Where, Work, coalesced, fields_on_cpu, split
 from fastload.system.machine import available_memory, busy_processes_s, which_end
 from fastload.timing.probe import WorkerInfo
+from fastload.transforms.draws import Draws
+
+# Workers whose stacks a message shows.
+_MOST_SHOWN = 4
+
+
+_USER_CODE = 0x75736572  # a stream of draws that no transform's index reaches
+
+
+def sample_seeds(planned: PlannedBatch, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Returns a seed for the Python code that makes each sample, int64 (B,), from 0 to 2**32 - 2.
+
+    As a transform's draws they depend on seed, epoch, row, and how many times the row came before: so a sample is the
+    same in whatever batch, on whatever rank. Seeding takes some 8 us a sample, therefore only where batches of any
+    number of ranks are to be equal.
+    """
+    draws = Draws(seed, epoch, planned.rows, times=planned.times)
+    return draws.stream(_USER_CODE).integers(0, 2**32 - 1)
+
+
+NO_SLOT = Slot(-1, np.empty(0, np.uint8), {})
+"""The slot of a request for a layout."""
+
+
+class Sender(Stage):
+    """Sends requests to workers; a stage of the thread that plans, which must not keep the pool alive."""
+
+    where = Where.THREAD
+    why = "processes make the samples"
+
+    def __init__(self, workers: WorkerProcesses, control: SharedMemory, options: LoaderPlan) -> None:
+        self._workers, self._control, self._options = workers, control, options
+        self._told: set[int] = set()  # workers that know the layout
+        self.sending = threading.RLock()  # held while a request is sent, and while workers are replaced
+        self.layout: SampleLayout | None = None  # of the slots
+
+    def replace(self, workers: WorkerProcesses, works: Iterable[Work]) -> None:
+        """Sends requests to these workers from now on, and those again that were sent before."""
+        with self.sending:
+            self._workers = workers
+            self._told.clear()
+            for one in works:
+                if one.sent:
+                    self._send(one)
+
+    def latest(self, works: Iterable[Work], worker: int) -> Work | None:
+        """Returns which of the requests a worker began last; results of those before may not have arrived."""
+        begun = [one for one in works if one.worker == worker and one.sent and self.place(one) >= 0]
+        return begun[-1] if begun else None
+
+    def place(self, work: Work) -> int:
+        """Returns at which place of a batch its worker is, see `place_in_batch`."""
+        return int(place_in_batch(self._control, work.slot.number, self._options.batch_size)[0])
+
+    def run(self, work: Work) -> None:
+        """Sends the request for a work that was planned."""
+        with self.sending:
+            self._send(work)
+
+    def _send(self, work: Work) -> None:
+        slot, rows, plan, size = work.slot.number, work.rows, self._options.plan, self._options.batch_size
+        place_in_batch(self._control, slot, size)[0] = -1
+        seed = batch_seed(plan.seed, work.epoch, self._options.share.rank, work.whole.step)
+        request = BatchRequest(slot, seed, work.run, work.timed)
+        if slot < 0:
+            # With some more, in case the first one is damaged and is to be skipped.
+            request = request._replace(rows=rows[: 16 if self._options.skip_damaged else 1])
+        else:
+            requested_rows(self._control, slot, size)[: len(rows)] = rows
+            request = request._replace(num_rows=len(rows), spare=work.whole.spare, seeds=plan.elastic)
+            if plan.elastic:
+                seeds = sample_seeds(work.whole, plan.seed, work.epoch)
+                requested_seeds(self._control, slot, size)[: len(rows)] = seeds
+            if work.worker not in self._told:
+                request = request._replace(layout=self.layout)
+                self._told.add(work.worker)
+        self._workers.ask(work.worker, work.number, request)
+        work.sent = True
+
+    def describe(self, works: Mapping[int, Work], waits_for: Work | None, name_of: Callable[[int], str]) -> str:
+        """Returns sentences on what a batch waits for, of those that were asked for, by number; None: for any of them.
+
+        They name the sample that its worker is at, and say what the worker is doing.
+        """
+        if waits_for is not None and not waits_for.sent:
+            stack = doing(waits_for.thread) if waits_for.thread is not None else ""
+            return f"The thread that plans batches has not sent the request for it.\n\n{stack}"
+        # A worker carries out its requests in order.
+        at_work = {one.worker: one for one in reversed(list(works.values())) if one.result is None and one.sent}
+        stopped = [n for n in at_work if is_stopped(self._workers.pids[n])]
+        shown = sorted({waits_for.worker, *stopped}) if waits_for is not None else sorted(at_work)
+        return "\n\n".join(self._describe(at_work[n], name_of) for n in shown[:_MOST_SHOWN] if n in at_work)
+
+    def _describe(self, work: Work, name_of: Callable[[int], str]) -> str:
+        pid, rows, place = self._workers.pids[work.worker], work.rows, self.place(work)
+        rows = rows if work.slot is not NO_SLOT else rows[:1]
+        state, stacks = state_of(pid), self._workers.stacks
+        what = "has not begun the batch."
+        if place >= 0:
+            where = sample_at(place, rows, name_of, at_once=self._options.data.at_once)
+            what = f"is at {where}, {min(place + 1, len(rows))} of {len(rows)} in its batch."
+        elif not stacks.answered_by(pid):
+            what = "is still starting, and imports its modules."
+        said = f"Worker process {pid} {what} {state}".rstrip()
+        stack = "" if state else stacks.of(pid)  # who is stopped would answer later
+        return f"{said}\n\n{stack}" if stack else said
+
 
 _log = logging.getLogger("fastload")
 
@@ -75,7 +194,7 @@ class ProcessPool:
         self._num_asked = 0
         self._asked: dict[int, Work] = {}  # by number, works without a result, in order
         self._refused: dict[int, str] = {}  # rows that ended a worker, also alone, and how; others take their places
-        self.watched_pass: WatchedPass | None = None  # None: none has begun
+        self.pass_meter: PassMeter | None = None  # None: none has begun
         self._pins = Pins(options.backend) if options.backend is not None else None
         self._memory = SharedMemory()
         self._control = SharedMemory()  # see `Filler`
@@ -107,7 +226,7 @@ class ProcessPool:
             WorkerError: the process that starts them ended.
         """
         options = self.options
-        batch_bytes = options.plan.batch_size * options.data.stored_bytes
+        batch_bytes = options.batch_size * options.data.stored_bytes
         self._runs += 1
         with ExitStack() as resources:
             under_way = PREFETCH * self.number
@@ -162,7 +281,7 @@ class ProcessPool:
 
     def first(self, run: Run) -> Work | None:
         """Waits for the next work; raises a worker's error, with the sample's name and the worker's traceback."""
-        watch = self.watched_pass if self.options.auto_workers else None
+        watch = self.pass_meter if self.options.auto_workers else None
         ready, asked_s = watch is not None and self.depth(run) > 0, time.perf_counter()
         work = self._finished(run)
         if work is None:
@@ -318,7 +437,7 @@ class ProcessPool:
 
     def _filler(self) -> Filler:
         options, memory = self.options, (self._memory, self._control)
-        batch_size, refused = options.plan.batch_size, self._refused
+        batch_size, refused = options.batch_size, self._refused
         return Filler(options.data, *memory, batch_size, skip_damaged=options.skip_damaged, refused=refused)
 
     def _succeed(self, error: DeadWorkerError) -> None:
@@ -362,7 +481,7 @@ class ProcessPool:
             alone.ask(0, 0, BatchRequest(TRIED, 0, self._runs, rows=np.array(rows, np.int64)))
             alone.result(0, lambda: math.inf)
         except DeadWorkerError:
-            return alone.how_they_ended()
+            return how_ended(alone.dead[0])
         finally:
             alone.end(kill=True)
         return ""
@@ -379,7 +498,7 @@ class ProcessPool:
 
     def begin_pass(self) -> None:
         """Begins the measurements of a pass."""
-        self.watched_pass = WatchedPass(is_first=self.watched_pass is None)
+        self.pass_meter = PassMeter(is_first=self.pass_meter is None)
 
     @property
     def worker_bytes(self) -> int:
@@ -395,10 +514,10 @@ class ProcessPool:
             words = list[SlotField]()
             if self._draws is not None:
                 self._draws.spec = layout.images
-                words = self._draws.beside(options.plan.batch_size)
-            facts = fact_fields(options.plan.batch_size)
-            layout = layout._replace(beside=(*words, *(one for one in facts if one.name not in layout.form.names)))
-        fields = layout.slot_fields(options.plan.batch_size)
+                words = self._draws.own_fields(options.batch_size)
+            facts = fact_fields(options.batch_size)
+            layout = layout._replace(more=(*words, *(one for one in facts if one.name not in layout.form.names)))
+        fields = layout.slot_fields(options.batch_size)
         pin = self._pins.add_if_possible if self._pins is not None else None
         ring = Ring(fields, 0, pin, manual_release=pin is not None)
         slots = SLACK + PREFETCH * self.number + 1
@@ -413,7 +532,7 @@ class ProcessPool:
     def _add_slots(self, ring: Ring, count: int) -> None:
         """Adds slots to the ring: all of them at first, later one in place of one that cannot be used again."""
         num_bytes = max(1, ring.slot_bytes)
-        self._control.extend(control_bytes(count, self.options.plan.batch_size) - control_bytes(0, 0))
+        self._control.extend(control_bytes(count, self.options.batch_size) - control_bytes(0, 0))
         first = self._memory.extend(num_bytes * count)
         for offset in range(first, first + num_bytes * count, num_bytes):
             ring.add(self._memory.view(offset, num_bytes))

@@ -26,15 +26,18 @@ CUDA is reached through a `Backend`, so that the rules above are tested without 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import os
+import queue
 import sys
+import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -43,19 +46,18 @@ import numpy as np
 from fastload.device import Backend
 from fastload.errors import WorkerTimeoutError
 from fastload.plan import EpochPlan, PlannedBatch, rank_share
-from fastload.prefetch.augmentation import Augmentation
-from fastload.prefetch.device_thread import DeviceThread
 from fastload.prefetch.loader_plan import LoaderPlan, default_workers
+from fastload.prefetch.pool import Pool, Run
 from fastload.prefetch.process_pool import ProcessPool
 from fastload.prefetch.recipe import Recipe
 from fastload.prefetch.ring import SLOTS_IN_COPY, Slot
 from fastload.prefetch.row_cache import RowCache, empty_cache
-from fastload.prefetch.run import Pool, Run
-from fastload.prefetch.stage import Where
-from fastload.prefetch.stages.cached import FillCache
-from fastload.prefetch.stages.rows import GatherRows
+from fastload.prefetch.stages.from_cache import FillCache
+from fastload.prefetch.stages.gather import GatherRows
+from fastload.prefetch.stages.transform import Augmentation
 from fastload.prefetch.thread_pool import ThreadPool
-from fastload.prefetch.work import Epochs, Work
+from fastload.prefetch.waiting import Patience
+from fastload.prefetch.work import Epochs, Where, Work
 from fastload.system.threads import ShortSwitchInterval
 from fastload.timing.probe import Probe, span
 
@@ -350,7 +352,7 @@ def load_cache(options: LoaderPlan) -> RowCache:
     what = f'cache="{location}": {len(rows):,} rows of {data.name} ({names}; {cache.nbytes:,} bytes)'
     _log.info("%s are being read into memory", what)
     batch_rows = max(1, min(len(rows), _LOAD_BYTES * len(rows) // max(1, cache.nbytes)))
-    plan = replace(options.plan, batch_size=batch_rows, shuffle=False, fixed_pieces=0)
+    plan = replace(options.plan, world_size=1, batch_size=batch_rows, shuffle=False, fixed_pieces=0)
     in_file_order = replace(options, plan=plan, cache=None, transforms=(), echo=1)
     parts = (np.asarray(rows[first : first + batch_rows], np.int64) for first in range(0, len(rows), batch_rows))
     planned = (PlannedBatch(part, np.ones(len(part), np.bool_), len(part), n) for n, part in enumerate(parts))
@@ -392,3 +394,93 @@ def _epochs_from(
             planned = (batch.selected(selected, options.data.mentions) for batch in planned)
         yield plan.epoch, planned
         plan, done = plan.following, 0
+
+
+_CLOSE_S = 10.0
+
+_living: weakref.WeakSet[DeviceThread] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Ends all threads: a daemon thread that the interpreter ends within a call of torch aborts the process."""
+    for thread in list(_living):
+        thread.stop()
+
+
+class DeviceThread:
+    """Calls a function for work after work, up to some ahead of those that were taken.
+
+    Args:
+        make: returns the function, or None if its owner is gone; the function returns a work, None at the end. So the
+            thread does not keep the owner alive while it waits.
+        end_waits: lets a call that waits return, and all that come.
+        ahead: most works that were made and not taken.
+    """
+
+    def __init__(
+        self, make: Callable[[], Callable[[], Work | None] | None], end_waits: Callable[[], None], ahead: int
+    ) -> None:
+        self._end_waits, self._pid = end_waits, os.getpid()
+        self._made: queue.SimpleQueue[Work | BaseException | None] = queue.SimpleQueue()
+        self._room, self._stopping = threading.Semaphore(ahead), threading.Event()
+        arguments = (make, self._made, self._room, self._stopping)
+        self._thread = threading.Thread(target=_work, args=arguments, name="fastload-device", daemon=True)
+        self._thread.start()
+        _living.add(self)
+
+    def take(self, patience: Patience, describe: Callable[[], str]) -> Work | None:
+        """Waits for the next work and takes it; None: there are no more. Raises what came instead.
+
+        Raises WorkerTimeoutError when that takes too long.
+        """
+        patience.begin()
+        while True:
+            with suppress(queue.Empty):
+                found = self._made.get(timeout=patience.left(describe))
+                break
+        self._room.release()
+        if not isinstance(found, BaseException):
+            return found
+        try:
+            raise found
+        finally:
+            del found  # else the error would keep this frame, and the frame the error
+
+    def ready(self) -> int:
+        """Returns how many works can be taken without waiting."""
+        return self._made.qsize()
+
+    def stop(self) -> bool:
+        """Ends the thread, and returns whether it ended: not if it hangs, or is the caller."""
+        if self._pid != os.getpid():  # a forked process has no such thread, which may have held a lock
+            return True
+        self._stopping.set()
+        self._end_waits()
+        self._room.release()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_CLOSE_S)
+        return not self._thread.is_alive()
+
+
+def _work(
+    make: Callable[[], Callable[[], Work | None] | None],
+    made: queue.SimpleQueue[Work | BaseException | None],
+    room: threading.Semaphore,
+    stopping: threading.Event,
+) -> None:
+    """Makes works until there are no more; the body of the thread."""
+    while True:
+        room.acquire()
+        function = make()
+        if stopping.is_set() or function is None:
+            return
+        try:
+            work = function()
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
+            made.put(error)
+            return
+        made.put(work)
+        if work is None:
+            return
+        del work, function

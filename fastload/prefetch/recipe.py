@@ -11,25 +11,22 @@ import torch
 
 from fastload.errors import OptionError, level_of_the_user
 from fastload.format.header import PackedFile
-from fastload.prefetch.augmentation import Augmentation, named
-from fastload.prefetch.inputs import PackedInput
+from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.loader_plan import LoaderPlan, default_workers
-from fastload.prefetch.stage import Stage, Where
-from fastload.prefetch.stages.cached import FetchCached, GatherCached, HoldCached, WriteIndex
 from fastload.prefetch.stages.cut import CutRows
 from fastload.prefetch.stages.device_decode import DecodeOnDevice
-from fastload.prefetch.stages.rows import (
+from fastload.prefetch.stages.from_cache import FetchCached, GatherCached, WriteIndex
+from fastload.prefetch.stages.gather import (
     GatherRows,
     MappedImages,
     ReadTexts,
-    Store,
+    StoreInSlot,
     ToUserLayout,
     WhileHeld,
     WriteFacts,
 )
-from fastload.prefetch.stages.samples import Samples
 from fastload.prefetch.stages.to_device import CopySlot, OnSideStream
-from fastload.prefetch.stages.transform import DrawNumbers, TransformBatch, TransformInThread
+from fastload.prefetch.stages.transform import Augmentation, DrawNumbers, TransformBatch, TransformInThread, named
 from fastload.prefetch.stages.variable_size import (
     PIXELS,
     DecodeVariableSize,
@@ -37,13 +34,22 @@ from fastload.prefetch.stages.variable_size import (
     PadImages,
     SaySizes,
     SendPixels,
-    SetPixelsApart,
     TransformEach,
 )
+from fastload.prefetch.work import Stage, Where
 from fastload.system import native
 from fastload.transforms import ImageSpec, check_pipeline
 from fastload.transforms.engine.decode_time_resize import DecodeTimeResize, find_decode_time_resize, find_placed_head
 from fastload.transforms.tv_tensors import refuse_torchvision
+
+
+class MakeSamples(Stage):
+    """Makes samples by Python code, and writes them to the slot; carried out by `sample_worker.Filler`."""
+
+    where = Where.PROCESS
+
+    def __init__(self, data: Input) -> None:
+        self.why = f"{data.code} is Python code, which threads would run one at a time"
 
 
 @dataclass(frozen=True)
@@ -125,12 +131,12 @@ def make_recipe(options: LoaderPlan) -> Recipe:
     dataset, computes = packed.dataset, bool(parts.made)
     gathered = [name for name, _, _ in dataset.layout() if name not in parts.apart]
     gather = GatherRows(dataset, gathered, into_slot=not computes, mapped=parts.mapped)
-    reading: list[Stage] = [WhileHeld([gather, *parts.made, Store()]) if computes else gather]
+    reading: list[Stage] = [WhileHeld([gather, *parts.made, StoreInSlot()]) if computes else gather]
     reading += [ReadTexts(dataset, packed.read_mode, alone=False)] if dataset.text_fields else []
     file = None if computes else dataset.file
     workers = options.workers or default_workers(
         data,
-        options.plan.batch_size,
+        options.batch_size,
         computing=in_threads or (packed.ragged and not by_device),
         # Decoding them on the device takes little of a CPU, and each batch in flight all the memory of its images.
         to_device=backend is not None and not by_device,
@@ -180,7 +186,7 @@ def _of_variable_size(
     made: list[Stage] = [DecodeVariableSize(packed, augmentation, head, leaves=on_device or (in_threads and pads))]
     made += here if in_threads else []
     made += [SendPixels(form if pads_on_way else None, index)] if on_device else []
-    return _Parts(PIXELS, [*made, SetPixelsApart()], [JoinPixels(), *([] if in_threads else here)])
+    return _Parts(PIXELS, made, [JoinPixels(), *([] if in_threads else here)])
 
 
 def _of_one_size(
@@ -218,13 +224,13 @@ def _on_device(
 def _of_samples(options: LoaderPlan, augmentation: Augmentation) -> Recipe:
     """Returns the recipe for samples that Python code makes; their form is known with the first one."""
     backend, transforms = options.backend, augmentation.transforms
-    stages: list[Stage] = [Samples(options.data)]
+    stages: list[Stage] = [MakeSamples(options.data)]
     use: list[Stage] = [_transform_batch(options, augmentation)] if transforms else []
     if backend is not None:
         stages += [DrawNumbers(augmentation, options.uses, None)] if transforms else []
         use = _on_device(options, augmentation, None, [], use)
     stages += use
-    workers = options.workers or default_workers(options.data, options.plan.batch_size, computing=True, to_device=False)
+    workers = options.workers or default_workers(options.data, options.batch_size, computing=True, to_device=False)
     return Recipe(tuple(stages), augmentation, workers=workers, threads=1, ahead=workers)
 
 
@@ -237,13 +243,11 @@ def _of_cache(options: LoaderPlan, packed: PackedInput, augmentation: Augmentati
     stages: list[Stage] = [WriteFacts(), WriteIndex(dataset, location)]
     stages += [ReadTexts(dataset, packed.read_mode, alone=True)] if dataset.text_fields else []
     stages.append(DrawNumbers(augmentation, options.uses, spec))
-    fetch: list[Stage] = [FetchCached(backend) if location == "host" else HoldCached()]
-    use: list[Stage] = [GatherCached()] if location == "device" else []
+    fetch: list[Stage] = [FetchCached(backend)] if location == "host" else []
+    use: list[Stage] = [GatherCached(backend)] if location == "device" else []
     use.append(_transform_batch(options, augmentation))
     stages += _on_device(options, augmentation, None, fetch, use)
-    workers = options.workers or default_workers(
-        packed, options.plan.batch_size, computing=packed.ragged, to_device=True
-    )
+    workers = options.workers or default_workers(packed, options.batch_size, computing=packed.ragged, to_device=True)
     # One thread is enough for some numbers a sample, and is a few batches ahead.
     return Recipe(tuple(stages), augmentation, workers=workers, threads=1, ahead=2, decodes=packed.ragged)
 

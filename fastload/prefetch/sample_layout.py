@@ -36,7 +36,7 @@ class SampleLayout(NamedTuple):
 
     form: SampleForm  # names of the fields, and the keys of a dict
     leaves: tuple[Leaf | None, ...]  # one for each field; None for an extra field
-    beside: tuple[SlotField, ...] = ()  # further fields of a slot, which the training process writes
+    more: tuple[SlotField, ...] = ()  # further fields of a slot, which the training process writes
 
     @property
     def images(self) -> ImageSpec | None:
@@ -60,7 +60,7 @@ class SampleLayout(NamedTuple):
             if leaf is not None:
                 shape = (*leaf.shape[1:], leaf.shape[0]) if leaf.channels_last else leaf.shape
                 fields.append(SlotField(name, (batch_size, *shape), leaf.dtype))
-        return [*fields, *self.beside]
+        return [*fields, *self.more]
 
     def in_axes_of_sample(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Returns the slot's arrays as views with the axes that samples have: images (B, C, H, W)."""

@@ -16,19 +16,17 @@ from contextlib import ExitStack
 from itertools import takewhile
 from typing import ClassVar
 
-from fastload.errors import WorkerTimeoutError
-from fastload.prefetch.auto_workers import WatchedPass
-from fastload.prefetch.fill_threads import FillThreads
+from fastload.errors import OptionError, WorkerTimeoutError
+from fastload.prefetch.auto_workers import PassMeter
 from fastload.prefetch.loader_plan import LoaderPlan, group_size
 from fastload.prefetch.lookahead import announced
+from fastload.prefetch.pool import Coming, FillThreads, Run
 from fastload.prefetch.recipe import Recipe
-from fastload.prefetch.ring import SLACK, SLOTS_IN_COPY, Ring, Slot, SlotField
+from fastload.prefetch.ring import SLACK, SLOTS_IN_COPY, Ring, Slot, SlotField, slot_bytes
 from fastload.prefetch.row_cache import RowCache
-from fastload.prefetch.run import Coming, Run
-from fastload.prefetch.stage import Layout, Opened, Where
-from fastload.prefetch.stages.rows import ToUserLayout, WhileHeld
+from fastload.prefetch.stages.gather import ToUserLayout, WhileHeld
 from fastload.prefetch.waiting import doing, rows_in_words
-from fastload.prefetch.work import Epochs, Orders, Work, coalesced
+from fastload.prefetch.work import Epochs, Layout, Opened, Orders, Parts, Where, Work, coalesced
 from fastload.timing.probe import WorkerInfo
 
 LEAST_PART = 8
@@ -39,7 +37,7 @@ class ThreadPool:
     """Threads that make batches of a packed file, or of its rows in memory; see `Pool`."""
 
     by_threads: ClassVar[bool] = True
-    watched_pass: WatchedPass | None = None
+    pass_meter: PassMeter | None = None
 
     def __init__(self, options: LoaderPlan, recipe: Recipe, cache: RowCache | None = None) -> None:
         self._options, self._recipe, self.number = options, recipe, recipe.workers
@@ -50,7 +48,7 @@ class ThreadPool:
             stage.open(self._opened)
         for stage in self._stages:
             layout = stage.output(layout)
-        dataset, size, backend = options.packed.dataset, options.plan.batch_size, options.backend
+        dataset, size, backend = options.packed.dataset, options.batch_size, options.backend
         batch_bytes = sum(SlotField(name, (size, *shape), dtype).nbytes for name, (shape, dtype) in layout.items())
         # To a device each batch is copied by itself, and its slot returns by itself. Where HDF5 decodes chunks, that
         # takes the time, and a group would only make its first batch wait for the last.
@@ -63,12 +61,17 @@ class ThreadPool:
         cut = recipe.computes and all(stage.divisible for stage in self._stages if isinstance(stage, WhileHeld))
         self._parts = max(1, min(self.number, size // LEAST_PART)) if cut else 1
         fields = [SlotField(name, (self._group * size, *shape), dtype) for name, (shape, dtype) in layout.items()]
-        if self._opened.pins is None:
-            self.ring = Ring(fields, SLACK + self.number)
-        else:
-            fields += [field for stage in self._stages for field in stage.beside(size)]
+        pins, slots = self._opened.pins, SLACK + self.number
+        if pins is not None:
+            fields += [field for stage in self._stages for field in stage.own_fields(size)]
             slots = SLOTS_IN_COPY + 1 + recipe.ahead
-            self.ring = Ring(fields, slots, self._opened.pins.add_if_possible, manual_release=True)
+        try:
+            self.ring = Ring(fields, slots, pins.add_if_possible if pins else None, manual_release=pins is not None)
+        except MemoryError as error:
+            raise OptionError(
+                f"batch_size={size:,}: {slots} batches of {slot_bytes(fields):,} bytes are read ahead, and the memory "
+                f"for them is not there. Choose a smaller batch_size or fewer workers."
+            ) from error
         self._present = next((stage for stage in self._stages if isinstance(stage, ToUserLayout)), None)
         if self._present is not None:
             self._present.ring = self.ring
@@ -128,7 +131,7 @@ class ThreadPool:
         while not run.orders.done_one.empty():  # only who waits needs them
             run.orders.done_one.get()
         for _ in range(0 if run.closed else self.ring.collect()):
-            work = Work(self.ring.free.popleft(), run.orders, parts=run.parts)
+            work = Work(self.ring.free.popleft(), run.orders, parts=Parts(run.parts))
             run.parts = 1
             run.under_way.append(work)
             self.threads.put(work)

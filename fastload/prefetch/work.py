@@ -1,8 +1,10 @@
-"""`Work`: a batch on its way from the plan to the training loop, in one object from end to end.
+"""`Work`: a batch on its way from the plan to the training loop, in one object from end to end; and its `Stage`s.
 
     PlannedBatch --slot--> Work: filled by threads or processes --> on its device --> once for each use --> Batch
 
 Small batches of one epoch are filled several at a time: a work then has members, and is split before it is handed over.
+A stage says where it runs, what it makes of the fields of a sample, and what it does to a batch. The list of a loader's
+stages is its recipe (`recipe.py`). A new encoding, device or view is another stage.
 """
 
 from __future__ import annotations
@@ -12,40 +14,34 @@ import functools
 import itertools
 import operator
 import queue
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastload.device import CHANNELS_FIRST, Pins
 from fastload.errors import DamagedRowError
 from fastload.plan import PlannedBatch
-from fastload.prefetch.ring import INNER, SampleForm, Slot
+from fastload.prefetch.loader_plan import LoaderPlan, ReplaceDamaged
+from fastload.prefetch.ring import INNER, SampleForm, Slot, SlotField
+from fastload.prefetch.row_cache import RowCache
+from fastload.read.reader import Rows
 from fastload.timing.results import BatchWork
 
 T = TypeVar("T", NDArray[Any], list[Any], torch.Tensor)
-
-CHANNELS_FIRST = (0, 3, 1, 2)
 
 TRANSFORM_PARAMETERS = f"{INNER}words"
 """The field of a slot, int32, that the numbers of transforms are written to; see `Pipeline.draw`."""
 
 Epochs = Iterable[tuple[int, Iterator[PlannedBatch]]]
 """Epochs one after another: their numbers, and their batches with rows of the file or indices of the dataset."""
-
-ReplaceDamaged = Callable[[PlannedBatch, Collection[int]], PlannedBatch | None]
-"""Returns a batch with damaged rows replaced by others of it; None: none is left. See `PlannedBatch.without`."""
-
-
-class Step(Protocol):
-    """What threads run on a work; see `Stage`."""
-
-    def run(self, work: Work) -> None:
-        """Does its part, in place."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +52,7 @@ class Orders:
     """
 
     coming: Iterator[tuple[int, list[PlannedBatch]]]  # asked by one thread at a time, in the order of the works
-    stages: Sequence[Step]
+    stages: Sequence[Stage]
     by_parts: int = 0  # stages, from the first on, that several threads may run on parts of a batch
     done_one: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)  # wakes who waits for a work
     replace_damaged: ReplaceDamaged | None = None  # None: damaged rows are an error
@@ -65,27 +61,59 @@ class Orders:
     def complete(self, work: Work) -> None:
         """Runs the stages, but for those that ran on its parts; anew if rows are damaged, and to be replaced."""
         work.in_slot()
-        first = self.by_parts if work.parts > 1 and not work.failed else 0
+        first = self.by_parts if work.parts.number > 1 and not work.parts.failed else 0
         while True:
             try:
                 for stage in self.stages[first:]:
                     stage.run(work)
                 return
             except DamagedRowError as error:
-                if self.replace_damaged is None or not work.replan(error.rows, self.replace_damaged):
+                if self.replace_damaged is None or not _replan(work, error.rows, self.replace_damaged):
                     raise
             first = 0
             work.copied.clear()
 
     def fill_part(self, work: Work, part: int) -> None:
         """Runs the first stages on a part of a batch; damaged rows are an error."""
-        first, end = np.linspace(0, len(work.rows), work.parts + 1).astype(int).tolist()[part : part + 2]
+        first, end = np.linspace(0, len(work.rows), work.parts.number + 1).astype(int).tolist()[part : part + 2]
         if first == end:  # a batch of one row has no more parts
             return
         some = work.part(slice(first, end))
         for stage in self.stages[: self.by_parts]:
             stage.run(some)
         work.copied += some.copied
+
+
+def _replan(work: Work, damaged: Collection[int], replace: ReplaceDamaged) -> bool:
+    """Leaves damaged rows out of a work's batches; False if one has no others, or none of these rows."""
+    found = [replace(member, damaged) for member in work.members]
+    members = [member for member in found if member is not None]
+    if len(members) < len(found) or all(map(operator.is_, members, work.members)):
+        return False
+    work.plan(work.epoch, members)
+    return True
+
+
+class Parts:
+    """The parts in which a work's rows are filled, each by a thread.
+
+    Attributes:
+        number: of parts.
+        begun: how many were begun.
+        failed: whether one could not be filled, so that the whole is filled anew, for its error.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number, self.begun, self.failed = number, 0, False
+        self._left = [None] * (number - 1)
+
+    def last_ended(self) -> bool:
+        """Ends a part; returns whether it was the last one. By one call of a list, which no thread comes between."""
+        try:
+            self._left.pop()
+        except IndexError:
+            return True
+        return False
 
 
 @dataclass(eq=False)
@@ -131,19 +159,13 @@ class Work:
     error: BaseException | None = None  # came instead
     done: bool = False  # whether no thread will touch it any more
     thread: int | None = None  # that has it, by its number; the last one of several
-    parts: int = 1  # in which its rows are filled, each by a thread
-    begun_parts: int = 0
-    failed: bool = False  # whether a part could not be filled, so that the whole is filled anew, for its error
-    left: list[None] = field(default_factory=list)  # of parts that are not ended, one each
+    parts: Parts = field(default_factory=lambda: Parts(1))
     number: int = 0  # of the request to a process
     worker: int = 0  # that is asked
     run: int = 0  # number of the run that asks
     timed: bool = False  # whether the result says what it cost
     sent: bool = False
     result: Any = None  # the process's, when it has arrived
-
-    def __post_init__(self) -> None:
-        self.left = [None] * (self.parts - 1)
 
     def plan(self, epoch: int, members: Sequence[PlannedBatch]) -> None:
         """Notes the batches of an epoch that it is to be made of."""
@@ -187,15 +209,6 @@ class Work:
         made.arrays = {name: array[some] for name, array in self.slot.arrays.items() if name != TRANSFORM_PARAMETERS}
         return made
 
-    def replan(self, damaged: Collection[int], replace: ReplaceDamaged) -> bool:
-        """Leaves damaged rows out of its batches; False if one has no others, or none of these rows."""
-        found = [replace(member, damaged) for member in self.members]
-        members = [member for member in found if member is not None]
-        if len(members) < len(found) or all(map(operator.is_, members, self.members)):
-            return False
-        self.plan(self.epoch, members)
-        return True
-
     def for_use(self, echo: int, *, last: bool) -> Work:
         """Returns the work for one of its uses, which stages change: itself for the last one, else a copy."""
         if last:
@@ -205,14 +218,6 @@ class Work:
         made.origin, made.echo, made.last = self, echo, False
         made.fields, made.extra, made.facts = dict(self.fields), dict(self.extra), dict(self.facts)
         return made
-
-    def last_part(self) -> bool:
-        """Ends a part; returns whether it was the last one. By one call of a list, which no thread comes between."""
-        try:
-            self.left.pop()
-        except IndexError:
-            return True
-        return False
 
     def finish(self) -> None:
         """Says that it is done. Set before it is queued: Ctrl-C may lose what a queue gives, and never that."""
@@ -269,3 +274,89 @@ def fields_on_cpu(arrays: Mapping[str, NDArray[Any]], views: Mapping[str, torch.
         if name in fields:
             fields[name] = fields[name].view(dtype)
     return fields
+
+
+Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+"""Shape and dtype of the fields of a sample, by name, as they lie in a slot: images (H, W, C)."""
+
+
+class Where(Enum):
+    """Where a stage runs."""
+
+    THREAD = "reading thread"
+    PROCESS = "worker process"
+    SIDE_STREAM = "side stream of the device"
+    USE = "next(), once for each use"
+
+
+class Opened:
+    """What the stages of a pool share while it is open.
+
+    Attributes:
+        pins: pins memory for a device; None: batches stay on the CPU.
+        cache: rows that are in memory; None: all are read from the file.
+    """
+
+    def __init__(self, options: LoaderPlan, workers: int, cache: RowCache | None = None) -> None:
+        self.options, self.cache = options, cache
+        self.pins = Pins(options.backend) if options.backend is not None else None
+        self._workers = workers
+
+    @cached_property
+    def reader(self) -> Rows:
+        """Reads the dataset's fields; opened for the first stage that asks."""
+        window = self.options.window
+        # A window's chunks, and the next window's, which is read ahead. Neighbouring batches share a chunk.
+        chunks = 2 * window.chunks if window is not None else self._workers + 1
+        packed = self.options.packed
+        return packed.dataset.open_reader(packed.read_mode, cache_chunks=chunks, windows=window is not None)
+
+    def close(self) -> None:
+        """Closes the file, and unpins memory when the device has done with it."""
+        if "reader" in self.__dict__:
+            self.reader.close()
+        if self.pins is not None:
+            self.pins.close()
+        if self.cache is not None and self.cache.pins is not None:
+            self.cache.pins.close()
+        self.cache = None
+
+
+class Stage:
+    """A step on a batch's way. Any thread may run it, on several works at a time.
+
+    Attributes:
+        where: it runs.
+        why: it is there, for `describe`.
+        divisible: whether several threads may make parts of a batch at a time.
+        views: torch dtype of fields that a slot holds as another dtype of the same size; known after `output`.
+        alone: whether it makes one batch at a time, never several small ones in one slot.
+    """
+
+    where: Where
+    why: str = ""
+    views: Mapping[str, torch.dtype] = MappingProxyType({})
+    divisible: bool = False
+    alone: bool = False
+
+    def open(self, opened: Opened) -> None:
+        """Takes what it needs of an open file and its device; called once before it runs."""
+
+    def output(self, given: Layout) -> Layout:
+        """Returns the fields of a slot after it, given those before it."""
+        return given
+
+    def own_fields(self, batch_size: int) -> list[SlotField]:
+        """Returns fields of a slot that it writes, further ones than the samples'."""
+        return []
+
+    def run(self, work: Work) -> None:
+        """Does its part of a batch, in place."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Lets go of what it took."""
+
+    def steps(self) -> Sequence[Stage]:
+        """Returns the stages that it consists of, for `describe`: itself."""
+        return [self]

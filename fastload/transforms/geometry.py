@@ -52,14 +52,7 @@ class PlacedTransform(BaseTransform, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self._packed: dict[int, bytes] = {}
-
-    def packed(self, stream: int) -> bytes:
-        """Returns it as native.c takes it, drawing from a stream; empty: only `place` knows what it does."""
-        if stream not in self._packed:  # packed once: no option changes
-            pack = _NATIVE.get(type(self))
-            self._packed[stream] = pack(stream, self) if pack is not None else b""
-        return self._packed[stream]
+        self._packed: dict[int, bytes] = {}  # by stream of random numbers, as `packed_move` returns it
 
     def output(self, spec: ImageSpec) -> ImageSpec:
         """Returns the spec of the output. Raises OptionError for images that cannot be transformed."""
@@ -395,7 +388,7 @@ def _drawn_natively(
     moves: list[tuple[int, PlacedTransform]], sizes: Whole, draws: Draws, table: NDArray[np.int32] | None
 ) -> Placement | None:
     """Returns the joint placement as native.c draws it; None where NumPy has to."""
-    packed = [transform.packed(index) for index, transform in moves]
+    packed = [packed_move(transform, index) for index, transform in moves]
     if not len(draws) or not all(packed) or sum(transform.resizes for _, transform in moves) > 1:
         return None
     found = native.draw_placement(draws.keys, sizes, packed, table)
@@ -409,6 +402,14 @@ def _drawn_natively(
             padding, fill = transform.padding_mode, transform.fill
         sizes = transform.target(sizes)
     return Placement(first, window, scaled, offset, sizes, turned, padding, fill)
+
+
+def packed_move(transform: PlacedTransform, stream: int) -> bytes:
+    """Returns a transform as native.c takes it, drawing from a stream; empty: only `place` knows what it does."""
+    if stream not in transform._packed:  # packed once: no option changes
+        pack = _NATIVE.get(type(transform))
+        transform._packed[stream] = pack(stream, transform) if pack is not None else b""
+    return transform._packed[stream]
 
 
 def _move(

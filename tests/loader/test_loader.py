@@ -28,7 +28,7 @@ from fastload.errors import FileChangedError, FormatError, MissingFileError, Opt
 from fastload.loader import loader as loader_module
 from fastload.loader.batch import Batch
 from fastload.loader.loader import FastLoader
-from fastload.loader.options import List, LoaderOptions, Pad, Workers
+from fastload.loader.loader_options import List, LoaderOptions, Pad, Workers
 from fastload.plan import ChunkWindow
 from fastload.transforms import CenterCrop, Normalize, RandomHorizontalFlip
 
@@ -283,7 +283,7 @@ class Endless(torch.utils.data.IterableDataset):
 def test_sources_that_cannot_be_planned_say_what_to_use(packed, tmp_path):
     for source, message in (
         (Endless(), "Endless is an IterableDataset"),
-        (torch.utils.data.TensorDataset, "got TensorDataset"),
+        (torch.utils.data.TensorDataset, "source=TensorDataset is a class"),
         (7, "got int"),
     ):
         with pytest.raises(OptionError, match=message):

@@ -12,7 +12,7 @@ from fastload.distributed import ranks as ranks_module
 from fastload.distributed.ranks import Share
 from fastload.errors import ShareError
 from fastload.loader import loader as loader_module
-from fastload.loader import options as options_module
+from fastload.loader import loader_options as options_module
 from fastload.loader.loader import FastLoader
 from fastload.plan import ChunkWindow
 

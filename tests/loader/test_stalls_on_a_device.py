@@ -192,7 +192,7 @@ def test_processes_are_not_added_for_what_a_host_waits_while_its_device_works(st
     options, auto = FastLoader(Numbers(), 2, workers=1)._options, Noting()
     pool = ProcessPool(options, make_recipe(options))
     pool.begin_pass()
-    pool.watched_pass.starved_s = 20.0
+    pool.pass_meter.starved_s = 20.0
     pass_ended(EchoPolicy(), auto, pool, PassCounter(), Pace(10, 10, stall_s=stall_s, work_s=60.0))
     pool.close()
     assert auto.measured.starved_s == starved_s and auto.measured.elapsed_s == stall_s + 60

@@ -24,7 +24,7 @@ from fastload.dataset import PackedDataset
 from fastload.errors import FastloadError, OptionError, WorkerError, WorkerTimeoutError, shortened
 from fastload.format.ragged import Column
 from fastload.loader.loader import FastLoader
-from fastload.prefetch import fill_threads, torch_workers, waiting
+from fastload.prefetch import pool, torch_workers, waiting
 from fastload.prefetch.inputs import PackedInput
 from fastload.transforms import RandomHorizontalFlip
 
@@ -222,7 +222,7 @@ def test_rows_that_a_thread_was_left_with_never_come_into_a_later_batch(packed, 
 
 
 def test_close_and_break_do_not_wait_for_ever_for_a_thread(packed, pixels, hangs, monkeypatch, caplog):
-    monkeypatch.setattr(fill_threads, "_CLOSE_S", 0.3)
+    monkeypatch.setattr(pool, "_CLOSE_S", 0.3)
     loader = FastLoader(packed, 8, shuffle=False, workers=1)
     with caplog.at_level(logging.WARNING, logger="fastload"):
         for batch in loader:

@@ -29,7 +29,7 @@ from fastload import (
 )
 from fastload.errors import OptionError, StateError
 from fastload.format.writer import Column
-from fastload.loader.options import check_drawing
+from fastload.loader.loader_options import check_drawing
 from fastload.transforms import RandomCrop, RandomResizedCrop
 
 N = 40

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fastload.errors import StateError
 from fastload.plan import ChunkWindow, EchoSchedule, EpochPlan
 from fastload.plan.cursor import EpochCursor, Position, drawn
+from fastload.plan.cursor import resumed as rest_of
 from fastload.plan.state import state_from_dict
 
 EXAMPLES = settings().max_examples
@@ -28,7 +29,7 @@ def resumed(plan: EpochPlan, state: dict, *, echo: int = 1, on_device: bool = Fa
     """A cursor that loaded a state, and where it is."""
     cursor = cursor_of(plan)
     loaded = cursor.checked(json.loads(json.dumps(state)))
-    position = cursor.resumed(loaded, lambda batches, _: EchoSchedule(batches, echo), on_device=on_device)
+    position = rest_of(plan, loaded, lambda batches, _: EchoSchedule(batches, echo), on_device=on_device)
     cursor.load(position)
     return cursor, position
 

@@ -10,10 +10,9 @@ import numpy as np
 
 from fastload import FastLoader
 from fastload.plan import PlannedBatch
-from fastload.prefetch.augmentation import Augmentation
 from fastload.prefetch.ring import Ring, SlotField
-from fastload.prefetch.stage import Layout, Opened, Stage, Where
-from fastload.prefetch.work import Orders, Work
+from fastload.prefetch.stages.transform import Augmentation
+from fastload.prefetch.work import Layout, Opened, Orders, Stage, Where, Work
 
 UNTOUCHED = 0xA5
 
@@ -57,7 +56,7 @@ def run_alone(
     for stage in stages:
         layout = stage.output(layout)
     fields = [SlotField(name, (len(rows), *shape), dtype) for name, (shape, dtype) in layout.items()]
-    fields += [field for stage in stages for field in stage.beside(len(rows))]
+    fields += [field for stage in stages for field in stage.own_fields(len(rows))]
     backend = shared.options.backend
     ring = Ring(fields, 4, manual_release=backend is not None)
     for stage in stages:

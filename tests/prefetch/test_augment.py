@@ -14,7 +14,7 @@ from fastload.dataset import PackedDataset
 from fastload.errors import OptionError
 from fastload.format.ragged import Column
 from fastload.loader.loader import FastLoader
-from fastload.prefetch.stage import Where
+from fastload.prefetch.work import Where
 from fastload.read.reader import Rows
 from fastload.system.threads import SWITCH_INTERVAL_S
 from fastload.transforms import (

@@ -169,10 +169,10 @@ def test_a_slow_source_gets_more_processes_and_nothing_else_changes(caplog):
     said = [record.getMessage() for record in caplog.records if "workers=" in record.getMessage()]
     assert said[0].startswith('workers="auto": ') and "the loop waited 50% of the time" in said[0]
     assert auto._producer.pool.number > auto._recipe.workers
-    assert auto._producer.pool.watched_pass.measured(0, 0.0, 0.0, 1.0).busy_s is not None, (
+    assert auto._producer.pool.pass_meter.measured(0, 0.0, 0.0, 1.0).busy_s is not None, (
         "a choice that is made is made by what was measured"
     )
-    assert given._producer.pool.watched_pass.measured(0, 0.0, 0.0, 1.0).busy_s is None, (
+    assert given._producer.pool.pass_meter.measured(0, 0.0, 0.0, 1.0).busy_s is None, (
         "a number that was given is not watched"
     )
     auto.close()

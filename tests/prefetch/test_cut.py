@@ -22,7 +22,7 @@ from fastload.images.decode_part import decode_row
 from fastload.plan import PlannedBatch
 from fastload.prefetch.stages import cut
 from fastload.prefetch.stages.cut import SCRATCH_BYTES, CutRows, PlacedRows, runs
-from fastload.prefetch.stages.rows import GatherRows
+from fastload.prefetch.stages.gather import GatherRows
 from fastload.prefetch.stages.transform import TransformInThread
 from fastload.prefetch.stages.variable_size import PIXELS
 from fastload.transforms import (

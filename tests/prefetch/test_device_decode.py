@@ -26,7 +26,7 @@ from fastload.images.decode import upright
 from fastload.images.decode_part import decode_row
 from fastload.images.jpeg import scan_jpeg
 from fastload.prefetch.stages import device_decode
-from fastload.prefetch.stages.rows import GatherRows
+from fastload.prefetch.stages.gather import GatherRows
 from fastload.read.reader import Rows
 from fastload.transforms import (
     CenterCrop,
@@ -546,7 +546,7 @@ def test_alone_it_adds_whole_images_on_the_device_and_the_window_that_each_will_
         work = run_alone(shared, [gather, stage], rows, epoch=2)
         assert list(work.arrays) == ["labels"], "images lie in no slot"
         assert work.bytes_read >= sum(len(row[0]) for row in map(varied_rows().__getitem__, (5, 7, 11)))
-        images = work.extra["images"]
+        images = work.fields["images"]
         whole = [PackedDataset(varied, fields=["images"])[row][0] for row in rows]
         assert images.sizes.tolist() == [list(one.shape[1:]) for one in whole]
         parts = torch.split(images.pixels, [one.numel() for one in whole])

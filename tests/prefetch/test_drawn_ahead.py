@@ -90,11 +90,11 @@ def test_the_words_of_all_uses_are_those_of_each_drawn_alone(transforms, seed, r
     for part, (placement, _) in zip(pipeline._passes, drawn.passes, strict=True):
         for use in range(uses):
             draws = Draws(seed, 3, rows, use)
-            alone = torch.zeros(part.num_words(count), dtype=torch.int32)
+            alone = torch.zeros(part.words.number(count), dtype=torch.int32)
             expected = part.draw(draws, alone.numpy())
             assert np.array_equal(placement.table()[use * count : (use + 1) * count], expected.table())
-            one = part.tables(alone, slice(0, count), count)
-            some = part.tables(flat, slice(use * count, (use + 1) * count), count * uses, begin)
+            one = part.words.tables(alone, slice(0, count), count)
+            some = part.words.tables(flat, slice(use * count, (use + 1) * count), count * uses, begin)
             for name, table in vars(one).items():
                 other = getattr(some, name)
                 same = torch.equal(table, other) if isinstance(table, torch.Tensor) else table == other
@@ -103,7 +103,7 @@ def test_the_words_of_all_uses_are_those_of_each_drawn_alone(transforms, seed, r
             if part.normalize:
                 constants = part.normalize.scale_and_shift(torch.uint8)
                 assert torch.equal(some.scale, constants[0]) and torch.equal(some.shift, constants[1])
-        begin += part.num_words(count * uses)
+        begin += part.words.number(count * uses)
     assert begin == len(words)
 
 

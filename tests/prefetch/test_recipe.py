@@ -12,7 +12,7 @@ from late_backend import Device
 from ragged_cases import varied_file
 
 from fastload import FastLoader, PackedDataset, Pad
-from fastload.prefetch.stage import Stage, Where
+from fastload.prefetch.work import Stage, Where
 from fastload.transforms import ColorJitter, MixUp, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 
 PACKED = {"rows": 20, "size": (16, 12, 3), "seed": 5, "classes": "abc", "masks": True}
@@ -61,8 +61,8 @@ class Case:
 
 CASES = {
     "raw": Case({}, "GatherRows ToUserLayout"),
-    "raw, transformed": Case({"transform": TRAINING}, "GatherRows TransformInThread Store ToUserLayout"),
-    "raw, mixed": Case({"transform": [MixUp(num_classes=3)]}, "GatherRows TransformInThread Store ToUserLayout"),
+    "raw, transformed": Case({"transform": TRAINING}, "GatherRows TransformInThread StoreInSlot ToUserLayout"),
+    "raw, mixed": Case({"transform": [MixUp(num_classes=3)]}, "GatherRows TransformInThread StoreInSlot ToUserLayout"),
     "raw, echoed": Case({"echo": 2}, "GatherRows ToUserLayout"),
     "raw, echoed and transformed": Case({"transform": TRAINING, "echo": 2}, "GatherRows ToUserLayout", use="Transform"),
     "raw, a transform that is not safe in threads": Case(
@@ -76,7 +76,7 @@ CASES = {
     ),
     "raw, cached on the device, echoed": Case(
         {"device": True, "transform": TRAINING, "cache": "device", "echo": 2}, "WriteFacts WriteIndex DrawNumbers",
-        side_stream="CopySlot HoldCached", use="GatherCached Transform",
+        side_stream="CopySlot", use="GatherCached Transform",
     ),
     "raw, cached on the host, echoed": Case(
         {"device": True, "transform": TRAINING, "cache": "host", "echo": 2}, "WriteFacts WriteIndex DrawNumbers",
@@ -84,7 +84,7 @@ CASES = {
     ),
     "raw, cached with texts": Case(
         {"device": True, "cache": "device", "echo": 2}, "WriteFacts WriteIndex ReadTexts DrawNumbers",
-        side_stream="CopySlot HoldCached", use="GatherCached Transform", fields=("images", "key"),
+        side_stream="CopySlot", use="GatherCached Transform", fields=("images", "key"),
     ),
     "raw, device, transformed": Case(
         {"device": True, "transform": TRAINING}, "WriteFacts GatherRows DrawNumbers",
@@ -96,74 +96,79 @@ CASES = {
     ),
     "raw, cached on the device": Case(
         {"device": True, "transform": TRAINING, "cache": "device"}, "WriteFacts WriteIndex DrawNumbers",
-        side_stream="CopySlot HoldCached GatherCached Transform",
+        side_stream="CopySlot GatherCached Transform",
     ),
     "raw, cached on the host": Case(
         {"device": True, "transform": TRAINING, "cache": "host"}, "WriteFacts WriteIndex DrawNumbers",
         side_stream="CopySlot FetchCached Transform",
     ),
     "JPEGs, device": Case(
-        {"transform": TRAINING, "device": True}, "WriteFacts GatherRows CutRows Store DrawNumbers",
+        {"transform": TRAINING, "device": True}, "WriteFacts GatherRows CutRows StoreInSlot DrawNumbers",
         side_stream="CopySlot Transform", data="jpegs",
     ),
-    "JPEGs": Case({"transform": TRAINING}, "GatherRows CutRows TransformInThread Store ToUserLayout", data="jpegs"),
+    "JPEGs": Case(
+        {"transform": TRAINING}, "GatherRows CutRows TransformInThread StoreInSlot ToUserLayout", data="jpegs"
+    ),
     "JPEGs, no more than cut": Case(
-        {"transform": [Resize((9, 9))]}, "GatherRows CutRows Store ToUserLayout", data="jpegs"
+        {"transform": [Resize((9, 9))]}, "GatherRows CutRows StoreInSlot ToUserLayout", data="jpegs"
     ),
     "JPEGs, echoed": Case(
-        {"transform": TRAINING, "echo": 2}, "GatherRows CutRows Store ToUserLayout", use="Transform", data="jpegs"
+        {"transform": TRAINING, "echo": 2}, "GatherRows CutRows StoreInSlot ToUserLayout", use="Transform", data="jpegs"
     ),
     "JPEGs, device, echoed": Case(
-        {"transform": TRAINING, "device": True, "echo": 2}, "WriteFacts GatherRows CutRows Store DrawNumbers",
+        {"transform": TRAINING, "device": True, "echo": 2}, "WriteFacts GatherRows CutRows StoreInSlot DrawNumbers",
         side_stream="CopySlot", use="Transform", data="jpegs",
     ),
     "JPEGs, decoded by the device, echoed": Case(
-        {"transform": TRAINING, "device": True, "echo": 2}, "WriteFacts GatherRows DecodeOnDevice Store DrawNumbers",
+        {"transform": TRAINING, "device": True, "echo": 2},
+        "WriteFacts GatherRows DecodeOnDevice StoreInSlot DrawNumbers",
         side_stream="CopySlot", use="JoinPixels Transform", data="jpegs", decode="device",
     ),
     "a list": Case(
-        {"batch": "list"}, "GatherRows DecodeVariableSize SetPixelsApart Store ToUserLayout",
+        {"batch": "list"}, "GatherRows DecodeVariableSize StoreInSlot ToUserLayout",
         use="JoinPixels SaySizes", data="jpegs",
     ),
     "a list, transformed": Case(
         {"batch": "list", "transform": LATER},
-        "GatherRows DecodeVariableSize TransformEach SetPixelsApart Store ToUserLayout",
+        "GatherRows DecodeVariableSize TransformEach StoreInSlot ToUserLayout",
         use="JoinPixels SaySizes", data="jpegs",
     ),
     "a list, echoed": Case(
         {"batch": "list", "transform": LATER, "echo": 2},
-        "GatherRows DecodeVariableSize SetPixelsApart Store ToUserLayout",
+        "GatherRows DecodeVariableSize StoreInSlot ToUserLayout",
         use="JoinPixels TransformEach SaySizes", data="jpegs",
     ),
     "padded": Case(
-        {"batch": Pad(16)}, "GatherRows DecodeVariableSize PadImages SetPixelsApart Store ToUserLayout",
+        {"batch": Pad(16)}, "GatherRows DecodeVariableSize PadImages StoreInSlot ToUserLayout",
         use="JoinPixels SaySizes", data="jpegs",
     ),
     "padded, device": Case(
         {"batch": "pad", "transform": LATER, "device": True},
-        "WriteFacts GatherRows DecodeVariableSize SendPixels SetPixelsApart Store",
+        "WriteFacts GatherRows DecodeVariableSize SendPixels StoreInSlot",
         side_stream="CopySlot JoinPixels TransformEach PadImages", use="SaySizes", data="jpegs",
     ),
     "padded, device, echoed": Case(
         {"batch": "pad", "transform": LATER, "device": True, "echo": 2},
-        "WriteFacts GatherRows DecodeVariableSize SendPixels SetPixelsApart Store",
+        "WriteFacts GatherRows DecodeVariableSize SendPixels StoreInSlot",
         side_stream="CopySlot", use="JoinPixels TransformEach PadImages SaySizes", data="jpegs",
     ),
     "padded, device, not transformed": Case(
-        {"batch": "pad", "device": True}, "WriteFacts GatherRows DecodeVariableSize SendPixels SetPixelsApart Store",
+        {"batch": "pad", "device": True}, "WriteFacts GatherRows DecodeVariableSize SendPixels StoreInSlot",
         side_stream="CopySlot JoinPixels", use="SaySizes", data="jpegs",
     ),
     "JPEGs, decoded by the device": Case(
-        {"transform": TRAINING, "device": True}, "WriteFacts GatherRows DecodeOnDevice Store DrawNumbers",
+        {"transform": TRAINING, "device": True}, "WriteFacts GatherRows DecodeOnDevice StoreInSlot DrawNumbers",
         side_stream="CopySlot JoinPixels Transform", data="jpegs", decode="device",
     ),
-    "a Python dataset": Case({}, process="Samples", data="python"),
-    "a Python dataset, transformed": Case({"transform": [Slow()]}, process="Samples", use="Transform", data="python"),
+    "a Python dataset": Case({}, process="MakeSamples", data="python"),
+    "a Python dataset, transformed": Case(
+        {"transform": [Slow()]}, process="MakeSamples", use="Transform", data="python"
+    ),
     "a Python dataset, device, echoed": Case(
-        {"transform": TRAINING[1:], "device": True, "echo": 2}, "DrawNumbers", process="Samples",
+        {"transform": TRAINING[1:], "device": True, "echo": 2}, "DrawNumbers", process="MakeSamples",
         side_stream="CopySlot", use="Transform", data="python",
     ),
-    "a packed dataset's own transform": Case({}, process="Samples", transform=as_it_is),
+    "a packed dataset's own transform": Case({}, process="MakeSamples", transform=as_it_is),
 }  # fmt: skip
 
 
@@ -221,7 +226,7 @@ def test_what_stands_behind_a_stage_is_true_of_this_loader(packed, jpegs):
     assert "  images, key:" not in line_of(loader_of(CASES["raw, texts"], packed, jpegs), "GatherRows")
     assert "  key:" in line_of(loader_of(CASES["raw, texts"], packed, jpegs), "ReadTexts")
     assert "multiples of 16" in line_of(FastLoader(jpegs, 4, batch=Pad(16)), "PadImages")
-    assert "Numbers" in line_of(FastLoader(Numbers(), 4), "Samples")
+    assert "Numbers" in line_of(FastLoader(Numbers(), 4), "MakeSamples")
     assert "in device memory" in line_of(FastLoader(packed, 4, device=Device(), cache="device"), "WriteIndex")
     assert "in host memory" in line_of(FastLoader(packed, 4, device=Device(), cache="host"), "WriteIndex")
 

@@ -20,7 +20,6 @@ from late_backend import Device
 from same_batches import assert_same, facts
 from small_files import write_random
 
-import fastload.prefetch.cache_choice
 import fastload.prefetch.recipe
 import fastload.prefetch.row_cache
 from fastload.dataset import PackedDataset
@@ -386,7 +385,7 @@ def test_a_fork_loads_for_itself_and_the_parent_goes_on(packed):
     ],
 )
 def test_auto_takes_half_of_what_is_free_and_says_why(packed, caplog, monkeypatch, free, available, place):
-    monkeypatch.setattr(fastload.prefetch.cache_choice, "available_memory", lambda: available)
+    monkeypatch.setattr(fastload.prefetch.row_cache, "available_memory", lambda: available)
     caplog.set_level(logging.INFO, "fastload")
     loader = FastLoader(packed, 8, cache="auto", device=Device(free=free))
     [line] = said(caplog, 'cache="auto"')
@@ -401,7 +400,7 @@ def test_auto_takes_half_of_what_is_free_and_says_why(packed, caplog, monkeypatc
 def test_auto_never_keeps_a_share_and_counts_the_ranks_of_the_machine(packed, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     for available, rows in ((4 * N * ROW_BYTES - 4, 24), (4 * N * ROW_BYTES, N)):
-        monkeypatch.setattr(fastload.prefetch.cache_choice, "available_memory", lambda here=available: here)
+        monkeypatch.setattr(fastload.prefetch.row_cache, "available_memory", lambda here=available: here)
         loader = FastLoader(packed, 8, cache="auto", device=Device(free=2 * N * ROW_BYTES - 2), share=(0, 2))
         list(loader)
         assert has_shares(loader.state_dict()) is False and loader.stats.bytes_read == rows * ROW_BYTES
@@ -431,11 +430,11 @@ def test_a_cache_larger_than_memory_says_by_how_much(packed, monkeypatch):
         FastLoader(packed, 8, cache="device", device=Device(free=need + 1990, total=20_000))
     with pytest.raises(CacheError, match=r"the share of one of 3 ranks 5,208.*: 1,008 bytes are missing.*more ranks"):
         FastLoader(packed, 4, cache="device", device=Device(free=4_700, total=5_000), share=(0, 3))
-    monkeypatch.setattr(fastload.prefetch.cache_choice, "available_memory", lambda: 10_000)
+    monkeypatch.setattr(fastload.prefetch.row_cache, "available_memory", lambda: 10_000)
     with pytest.raises(CacheError, match=rf'cache="host": larger.*{N * ROW_BYTES - 9000:,} bytes are missing'):
         FastLoader(packed, 8, cache="host", device=Device())
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    monkeypatch.setattr(fastload.prefetch.cache_choice, "available_memory", lambda: 3 * N * ROW_BYTES)
+    monkeypatch.setattr(fastload.prefetch.row_cache, "available_memory", lambda: 3 * N * ROW_BYTES)
     with pytest.raises(CacheError, match="in each of 3 processes"):
         FastLoader(packed, 8, cache="host", device=Device())
 

@@ -26,10 +26,9 @@ from fastload.prefetch.loader_plan import GROUP_BYTES, group_size
 from fastload.prefetch.producer import Producer
 from fastload.prefetch.recipe import make_recipe
 from fastload.prefetch.ring import SLACK, SLOTS_IN_COPY
-from fastload.prefetch.stage import Stage, Where
-from fastload.prefetch.stages.rows import ToUserLayout
+from fastload.prefetch.stages.gather import ToUserLayout
 from fastload.prefetch.thread_pool import ThreadPool
-from fastload.prefetch.work import coalesced
+from fastload.prefetch.work import Stage, Where, coalesced
 from fastload.read.readahead import has_read_ahead
 
 B, WIDTH = 4, 100_000

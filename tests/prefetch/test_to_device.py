@@ -14,7 +14,7 @@ from late_backend import NOT_YET_COPIED, LateBackend
 
 from fastload import PackedDataset
 from fastload.format.ragged import Column
-from fastload.prefetch.stages.rows import GatherRows, WriteFacts
+from fastload.prefetch.stages.gather import GatherRows, WriteFacts
 from fastload.prefetch.stages.to_device import CopySlot
 from fastload.prefetch.stages.transform import DrawNumbers
 from fastload.prefetch.work import TRANSFORM_PARAMETERS

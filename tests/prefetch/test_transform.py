@@ -10,10 +10,9 @@ from late_backend import Device
 
 from fastload import PackedDataset
 from fastload.prefetch.recipe import make_recipe
-from fastload.prefetch.stage import Where
-from fastload.prefetch.stages.rows import GatherRows, MappedImages, Store
+from fastload.prefetch.stages.gather import GatherRows, MappedImages, StoreInSlot
 from fastload.prefetch.stages.transform import DrawNumbers, TransformInThread
-from fastload.prefetch.work import TRANSFORM_PARAMETERS
+from fastload.prefetch.work import TRANSFORM_PARAMETERS, Where
 from fastload.transforms import (
     Draws,
     ImageSpec,
@@ -52,7 +51,7 @@ def test_in_a_thread_batches_get_slots_of_the_size_and_dtype_that_their_images_h
         source = MappedImages(dataset.file) if mapped else None
         gather = GatherRows(dataset, ["images", "labels", "masks"], into_slot=False, mapped=source)
         stage = TransformInThread(augmentation(shared, transforms), source)
-        work = run_alone(shared, [gather, stage, Store()], ROWS, epoch=3)
+        work = run_alone(shared, [gather, stage, StoreInSlot()], ROWS, epoch=3)
     right = expected(packed, transforms, epoch=3)
     assert not work.fields and work.targets.keys() == right.keys()
     assert all(found.dtype == right[name].dtype for name, found in work.targets.items())
@@ -130,7 +129,7 @@ def test_numbers_of_all_uses_are_drawn_into_the_slot_and_are_those_of_the_hand_o
         stage = DrawNumbers(every, uses, ImageSpec(3, 16, 12, torch.uint8))
         work = run_alone(shared, [stage], ROWS, epoch=4)
         per_batch = every.pipeline(stage.spec).num_words(uses * len(ROWS))
-        assert [(field.name, field.shape) for field in stage.beside(len(ROWS))] == [
+        assert [(field.name, field.shape) for field in stage.own_fields(len(ROWS))] == [
             (TRANSFORM_PARAMETERS, (per_batch,))
         ]
         assert per_batch > 0 and not untouched(work.slot.arrays[TRANSFORM_PARAMETERS]) and work.drawn.uses == uses
@@ -154,4 +153,4 @@ def test_a_short_batch_draws_for_its_own_rows_and_where_nothing_is_drawn_there_i
         assert count < len(words) and untouched(words[count:]) and not untouched(words[:count])
     with opened(packed, device=Device()) as shared:
         stage = DrawNumbers(augmentation(shared, ()), 1, ImageSpec(3, 16, 12, torch.uint8))
-        assert stage.beside(4) == [] and run_alone(shared, [stage], ROWS).drawn is None
+        assert stage.own_fields(4) == [] and run_alone(shared, [stage], ROWS).drawn is None

@@ -12,20 +12,19 @@ from ragged_cases import jpeg_row
 from fastload import OptionError, PackedDataset, Pad
 from fastload.format.ragged import Column
 from fastload.prefetch.loader_plan import BatchForm
-from fastload.prefetch.stage import Where
-from fastload.prefetch.stages.rows import GatherRows
+from fastload.prefetch.stages.gather import GatherRows, StoreInSlot
 from fastload.prefetch.stages.variable_size import (
     DecodeVariableSize,
     JoinPixels,
     PadImages,
     SaySizes,
     SendPixels,
-    SetPixelsApart,
     TransformEach,
     padded,
     padded_by_mask,
     sizes_of,
 )
+from fastload.prefetch.work import Where
 from fastload.transforms import ColorJitter, Draws, RandomCrop, RandomResizedCrop, Resize, apply_transforms
 from fastload.transforms.engine.decode_time_resize import find_placed_head
 from sample_files import write_packed, write_ragged
@@ -167,18 +166,18 @@ def test_padded_samples_lie_at_the_top_left_with_masks_that_count_for_nothing_ar
 
 
 def test_pixels_go_beside_the_fields_of_the_slot_and_join_them_for_each_use(file):
-    work = decoded(file, behind=[SetPixelsApart()])
-    assert set(work.fields) == {"boxes", "labels"} and set(work.extra) == {"images", "masks"}
+    work = decoded(file, behind=[StoreInSlot()])
+    assert not work.fields and set(work.arrays) == {"boxes", "labels"} and set(work.extra) == {"images", "masks"}
     for echo in range(2):
         used = work.for_use(echo, last=echo == 1)
         JoinPixels().run(used)
-        assert set(used.fields) == set(FIELDS) and not used.extra
+        assert set(used.fields) == {"images", "masks"} and not used.extra
         assert used is work or set(work.extra) == {"images", "masks"}, "the next use finds them"
 
 
 def test_sizes_of_padded_ones_go_along_and_become_facts_of_the_batch(file):
     work = decoded(
-        file, form=Pad(), behind=lambda data, every: [PadImages(BatchForm("pad"), VOID, Where.THREAD), SetPixelsApart()]
+        file, form=Pad(), behind=lambda data, every: [PadImages(BatchForm("pad"), VOID, Where.THREAD), StoreInSlot()]
     )
     used = work.for_use(0, last=True)
     JoinPixels().run(used)
@@ -193,7 +192,7 @@ def test_sizes_of_padded_ones_go_along_and_become_facts_of_the_batch(file):
 
 @pytest.mark.parametrize("last", [True, False])
 def test_images_of_a_list_that_are_used_again_get_memory_of_their_own(file, last):
-    work = decoded(file, behind=[SetPixelsApart()])
+    work = decoded(file, behind=[StoreInSlot()])
     before, used = dict(work.extra), work.for_use(0, last=last)
     JoinPixels().run(used)
     SaySizes(BatchForm("list")).run(used)
@@ -205,7 +204,7 @@ def test_images_of_a_list_that_are_used_again_get_memory_of_their_own(file, last
 
 def test_pixels_are_sent_to_the_device_each_field_in_one_piece(file):
     backend = Device()
-    work = decoded(file, behind=[SendPixels(None, VOID), SetPixelsApart()], device=backend, leaves=True)
+    work = decoded(file, behind=[SendPixels(None, VOID), StoreInSlot()], device=backend, leaves=True)
     for name in ("images", "masks"):
         sent = work.extra[name]
         assert len({one.untyped_storage().data_ptr() for one in sent}) == 1
@@ -216,12 +215,12 @@ def test_pixels_are_sent_to_the_device_each_field_in_one_piece(file):
 
 def test_pixels_that_no_transform_changes_there_are_padded_on_their_way(file):
     form, backend = BatchForm("pad", 16), Device()
-    work = decoded(file, form=Pad(16), behind=[SendPixels(form, VOID), SetPixelsApart()], device=backend, leaves=True)
+    work = decoded(file, form=Pad(16), behind=[SendPixels(form, VOID), StoreInSlot()], device=backend, leaves=True)
     here = decoded(file, form=Pad(16), behind=[PadImages(form, VOID, Where.THREAD)])
     for name in ("images", "masks"):
         assert_is(work.extra[name], here.fields[name])
     assert work.extra["images"].is_contiguous(memory_format=torch.channels_last)
-    assert work.extra["sizes"].tolist() == here.facts["sizes"].tolist() and backend.pinned == 0
+    assert work.facts["sizes"].tolist() == here.facts["sizes"].tolist() and backend.pinned == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.float32])

@@ -23,7 +23,7 @@ from fastload.transforms import (
 )
 from fastload.transforms.engine import place, resample
 from fastload.transforms.engine.place import gather
-from fastload.transforms.geometry import joint_placement
+from fastload.transforms.geometry import joint_placement, packed_move
 
 DTYPES = (np.uint8, np.uint16, np.float32)
 MODES = ("constant", "edge", "reflect", "symmetric")
@@ -337,7 +337,7 @@ def test_placements_are_drawn_as_numpy_draws_them(case, seed, echo, again):
     ],
 )
 def test_numbers_that_may_be_rounded_either_way_are_left_to_numpy(crop, size, sure):
-    drawn = native.draw_placement(Draws(0, 0, np.arange(8)).keys, np.array([[size, size]]), [crop.packed(0)])
+    drawn = native.draw_placement(Draws(0, 0, np.arange(8)).keys, np.array([[size, size]]), [packed_move(crop, 0)])
     assert (drawn is not None) == sure
 
 

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from fastload.dataset import PackedDataset
 from fastload.format.ragged import JPEG, RAW
 from fastload.images.decode_part import FACTORS, offset_in
-from fastload.prefetch.augmentation import Augmentation, named
-from fastload.prefetch.stage import Layout, Opened, Stage, Where
-from fastload.prefetch.stages.rows import writable
-from fastload.prefetch.work import Work
+from fastload.prefetch.stages.gather import writable
+from fastload.prefetch.stages.transform import Augmentation, named
+from fastload.prefetch.work import Layout, Opened, Stage, Where, Work
 from fastload.read.reader import Rows
 from fastload.read.row_table import LocatedIndex
 from fastload.timing.probe import span

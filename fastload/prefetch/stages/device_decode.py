@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 from fastload.device import Backend, Pins
 from fastload.format.ragged import JPEG
 from fastload.images.jpeg import has_end, scan_jpeg
-from fastload.prefetch.augmentation import Augmentation
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.ring import allocate_aligned
-from fastload.prefetch.stage import Layout, Opened, Stage, Where
-from fastload.prefetch.stages.rows import writable
-from fastload.prefetch.work import Work
+from fastload.prefetch.stages.gather import writable
+from fastload.prefetch.stages.transform import Augmentation
+from fastload.prefetch.work import Layout, Opened, Stage, Where, Work
 from fastload.read.row_table import LocatedIndex
 from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
@@ -42,7 +41,7 @@ _UNSEEN, _BY_DEVICE, _BY_CPU = range(3)
 
 
 class DecodeOnDevice(Stage):
-    """Adds the images of a batch as `PlacedImages`, beside the slot.
+    """Adds the images of a batch as `PlacedImages`, which lie in no slot.
 
     Args:
         data: of the loader, with stored JPEGs.
@@ -88,7 +87,7 @@ class DecodeOnDevice(Stage):
             work.fields |= place_varied_coordinates(work.fields, found, self._augmentation.coordinates)
         lap("transform")
         with span("decode"), self._staging.taken() as staging:
-            work.extra["images"] = self._decoded(work.rows, index, placement, staging)
+            work.fields["images"] = self._decoded(work.rows, index, placement, staging)
         lap("decoding")
         work.copied.append(int(index.bytes.sum()))
 

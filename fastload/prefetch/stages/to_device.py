@@ -18,8 +18,7 @@ from fastload.dataset import as_handed_over
 from fastload.device import Backend, moved_as_stored, own_copy
 from fastload.format.header import PackedFile
 from fastload.prefetch.ring import INNER, SlotField
-from fastload.prefetch.stage import Opened, Stage, Where
-from fastload.prefetch.work import TRANSFORM_PARAMETERS, Work
+from fastload.prefetch.work import TRANSFORM_PARAMETERS, Opened, Stage, Where, Work
 from fastload.transforms.engine.placement import PlacedImages
 
 
@@ -153,7 +152,7 @@ def _is_of(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
-class _Part(NamedTuple):
+class _Place(NamedTuple):
     """Where an array lies in memory."""
 
     offset: int  # in bytes
@@ -161,7 +160,7 @@ class _Part(NamedTuple):
     stride: tuple[int, ...]  # in items
     dtype: torch.dtype
 
-    def cut(self, rows: int) -> _Part:
+    def cut(self, rows: int) -> _Place:
         """Returns the first rows of it."""
         return self._replace(shape=(rows, *self.shape[1:]))
 
@@ -177,9 +176,9 @@ class _Part(NamedTuple):
 class _SlotLayout(NamedTuple):
     """Where the fields of a batch lie in its slot, and in a copy of it."""
 
-    large: dict[str, _Part]  # images, those that stay within the loader, and others that are not small
-    small: dict[str, _Part]  # behind them
-    tail: _Part  # uint8, from the first small one on
+    large: dict[str, _Place]  # images, those that stay within the loader, and others that are not small
+    small: dict[str, _Place]  # behind them
+    tail: _Place  # uint8, from the first small one on
     outside: list[str]  # fields that do not lie in the slot, since they were converted
     turned: bool  # whether images lie there as (C, H, W): they cross the bus so, and are turned by the device
     rows: int  # that there is room for
@@ -197,7 +196,7 @@ class _SlotLayout(NamedTuple):
     @classmethod
     def of(cls, memory: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]) -> _SlotLayout:
         """Returns the layout of arrays over a slot's memory."""
-        large, small, outside = dict[str, _Part](), dict[str, _Part](), []
+        large, small, outside = dict[str, _Place](), dict[str, _Place](), []
         for name, array in arrays.items():
             offset = array.ctypes.data - memory.ctypes.data
             if not 0 <= offset < memory.nbytes or not np.may_share_memory(memory, array):
@@ -205,11 +204,11 @@ class _SlotLayout(NamedTuple):
                 continue
             host = torch.from_numpy(array)
             host = host.permute(0, 3, 1, 2) if name == "images" else host
-            part = _Part(offset, tuple(host.shape), host.stride(), host.dtype)
+            part = _Place(offset, tuple(host.shape), host.stride(), host.dtype)
             (small if SlotField(name, part.shape, array.dtype).small else large)[name] = part
         begin = min((part.offset for part in small.values()), default=memory.nbytes)
         assert all(part.offset < begin for part in large.values()), "small fields lie behind the others"
-        tail, images = _Part(begin, (memory.nbytes - begin,), (1,), torch.uint8), arrays.get("images")
+        tail, images = _Place(begin, (memory.nbytes - begin,), (1,), torch.uint8), arrays.get("images")
         turned = images is not None and not torch.from_numpy(images).is_contiguous()
         rows = max((len(array) for name, array in arrays.items() if name != TRANSFORM_PARAMETERS), default=0)
         return cls(large, small, tail, outside, turned, rows)

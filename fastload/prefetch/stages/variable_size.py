@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 
 from fastload.dataset import as_handed_over
 from fastload.errors import OptionError
-from fastload.prefetch.augmentation import Augmentation, named
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.loader_plan import BatchForm
-from fastload.prefetch.stage import Layout, Opened, Stage, Where
 from fastload.prefetch.stages.cut import PlacedRows
 from fastload.prefetch.stages.device_decode import Staging, StagingPool
-from fastload.prefetch.work import Work
+from fastload.prefetch.stages.transform import Augmentation, named
+from fastload.prefetch.work import Layout, Opened, Stage, Where, Work
 from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
 from fastload.transforms.engine.decode_time_resize import DecodeTimeResize
@@ -282,34 +281,15 @@ def _taken_apart(piece: torch.Tensor, like: Sequence[torch.Tensor], name: str) -
     return [one.permute(2, 0, 1) if name == "images" else one for one in moved]
 
 
-class SetPixelsApart(Stage):
-    """Sets images and masks apart from the fields of the slot, which go another way."""
-
-    where = Where.THREAD
-
-    def __init__(self) -> None:
-        self.why = "images and masks go beside the memory of the batch, as no two are alike"
-
-    def run(self, work: Work) -> None:
-        """Moves them to what goes beside the slot."""
-        work.extra |= {name: work.fields.pop(name) for name in PIXELS if name in work.fields}
-        if "sizes" in work.facts:
-            work.extra["sizes"] = work.facts["sizes"]
-
-
 class JoinPixels(Stage):
-    """Puts images and masks back to the other fields, and their sizes to the facts; for a use of the batch."""
+    """Puts images and masks, which lie in no slot, back to the other fields; for a use of the batch."""
 
     where = Where.USE
-
-    def __init__(self) -> None:
-        self.why = "images and masks come back to the other fields"
+    why = "images and masks come back to the other fields"
 
     def run(self, work: Work) -> None:
         """Joins."""
         extra, work.extra = work.extra, {}
-        if "sizes" in extra:
-            work.facts["sizes"] = extra.pop("sizes")
         work.fields |= extra
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fastload.dataset import PackedDataset
 from fastload.errors import ImageError, SourceError
-from fastload.prefetch.worker_start import end_with_parent, worker_context
+from fastload.prefetch.torch_workers import end_with_parent, worker_context
 from fastload.profiling.bench.passes import Show, Spread, compare, counting, repeat_epochs, run_for, touch_batch
 from fastload.profiling.bench.subject import CropSample, Subject, random_window
 from fastload.profiling.bench.training_loop import LoopFigures

@@ -46,9 +46,6 @@ class FusedPass:
     """Transforms that one pass runs, each with its index in the list, which is its stream of random numbers.
 
     One of its crops may pad (`padded`), with nothing but flips before it.
-
-    For the kernel the numbers of B samples lie in one array of words (int32, or float32 in the same bits): the tables
-    of `gpu.PassTables` one after another, and behind them the constants.
     """
 
     spec: ImageSpec  # of the images that it is given
@@ -83,30 +80,64 @@ class FusedPass:
         """Returns the crops, resizes and flips together, and writes their numbers to a table; see `joint_placement`."""
         return joint_placement(self.moves, self.spec.sizes, draws, table)
 
-    def num_words(self, count: int) -> int:
+    def draw(self, draws: Draws, words: NDArray[np.int32] | None = None) -> Placement:
+        """Returns the placement of samples, and writes all that was drawn for them to the words, if given."""
+        return self.placement(draws) if words is None else self.words.draw(draws, words)
+
+    @cached_property
+    def words(self) -> PassWords:
+        """Its numbers as the kernel takes them."""
+        return PassWords(self)
+
+    @cached_property
+    def has_contrast(self) -> bool:
+        """Whether a colour operation may be contrast."""
+        return any(_contrasts(transform) for _, transform in self.colours)
+
+
+class PassWords:
+    """A pass's numbers as the kernel takes them, in one array of words (int32, or float32 in the same bits).
+
+    Of B samples the tables of `gpu.PassTables` lie there one after another, and behind them the constants.
+    """
+
+    def __init__(self, part: FusedPass) -> None:
+        self._part = part
+        one = Draws(0, 0, np.zeros(1, np.int64))
+        self._of_one = part.placement(one)  # padding and fill are the same for all
+        steps = sum(transform.steps(one).ops.shape[1] for _, transform in part.colours)
+        coloured = {"ops": steps, "factors": steps} if steps else {}
+        # The words of one sample in each table.
+        self._columns: dict[str, int] = {"windows": 10, **coloured, **({"rectangles": 4} if part.eraser else {})}
+        self._sample_words = sum(self._columns.values())
+        self._constants = self._same_for_all()
+        values = np.concatenate([np.empty(0, np.float32), *self._constants.values()])
+        self._constant_words: NDArray[np.int32] = values.view(np.int32)
+        # Views of the tables, by the samples asked for; made once for each.
+        self._views: dict[tuple[int, int, int], list[_View]] = {}
+
+    def number(self, count: int) -> int:
         """Returns the words of so many samples."""
         return count * self._sample_words + len(self._constant_words)
 
-    def draw(self, draws: Draws, words: NDArray[np.int32] | None = None) -> Placement:
-        """Returns the placement of samples, and writes all that was drawn for them to the words, if given."""
-        if words is None:
-            return self.placement(draws)
-        first = len(draws) * self._columns["windows"]
-        placement = self.placement(draws, words[:first])
+    def draw(self, draws: Draws, words: NDArray[np.int32]) -> Placement:
+        """Returns the placement of samples, and writes all that was drawn for them to the words."""
+        part, first = self._part, len(draws) * self._columns["windows"]
+        placement = part.placement(draws, words[:first])
         tables: list[NDArray[Any]] = []
         if "ops" in self._columns:
-            steps = [transform.steps(draws.stream(index)) for index, transform in self.colours]
+            steps = [transform.steps(draws.stream(index)) for index, transform in part.colours]
             tables.append(np.concatenate([step.ops for step in steps], axis=1))
             tables.append(np.concatenate([step.factors for step in steps], axis=1))
-        if self.eraser:
-            index, eraser = self.eraser
-            shown = self.spec._replace(height=self.size[0], width=self.size[1])
+        if part.eraser:
+            index, eraser = part.eraser
+            shown = part.spec._replace(height=part.size[0], width=part.size[1])
             tables.append(eraser.rectangles(shown, draws.stream(index)))
         for table in tables:
-            part = words[first : first + table.size]
-            (part if table.dtype.kind in "iub" else part.view(np.float32))[:] = table.reshape(-1)
+            place = words[first : first + table.size]
+            (place if table.dtype.kind in "iub" else place.view(np.float32))[:] = table.reshape(-1)
             first += table.size
-        words[first:] = self._constant_words  # an error if there are not as many as num_words says
+        words[first:] = self._constant_words  # an error if there are not as many as `number` says
         return placement
 
     def tables(self, words: torch.Tensor, samples: slice, total: int, begin: int = 0) -> gpu.PassTables:
@@ -132,49 +163,17 @@ class FusedPass:
             padding=self._of_one.padding,
         )
 
-    @cached_property
-    def _views(self) -> dict[tuple[int, int, int], list[_View]]:
-        """Views of the tables, by the samples asked for; made once for each."""
-        return {}
-
-    @cached_property
-    def has_contrast(self) -> bool:
-        """Whether a colour operation may be contrast."""
-        return any(_contrasts(transform) for _, transform in self.colours)
-
-    @cached_property
-    def _of_one(self) -> Placement:
-        """A placement of one sample: padding and fill are the same for all."""
-        return self.placement(Draws(0, 0, np.zeros(1, np.int64)))
-
-    @cached_property
-    def _columns(self) -> dict[str, int]:
-        """The words of one sample in each table."""
-        one = Draws(0, 0, np.zeros(1, np.int64))
-        steps = sum(transform.steps(one).ops.shape[1] for _, transform in self.colours)
-        coloured = {"ops": steps, "factors": steps} if steps else {}
-        return {"windows": 10, **coloured, **({"rectangles": 4} if self.eraser else {})}
-
-    @cached_property
-    def _sample_words(self) -> int:
-        return sum(self._columns.values())
-
-    @cached_property
-    def _constants(self) -> dict[str, NDArray[np.float32]]:
-        """The numbers that are the same for all samples, float32 (C,)."""
-        found = {}
-        if self.eraser:
-            found["value"] = np.resize(np.asarray(self.eraser[1].filled, np.float32), self.spec.channels)
-        if self.normalize:
-            scale, shift = self.normalize.scale_and_shift(torch.uint8)
+    def _same_for_all(self) -> dict[str, NDArray[np.float32]]:
+        """Returns the numbers that are the same for all samples, float32 (C,)."""
+        part, found = self._part, {}
+        if part.eraser:
+            found["value"] = np.resize(np.asarray(part.eraser[1].filled, np.float32), part.spec.channels)
+        if part.normalize:
+            scale, shift = part.normalize.scale_and_shift(torch.uint8)
             found |= {"scale": scale.numpy(), "shift": shift.numpy()}
         if self._of_one.padding == "constant":
-            found["outside"] = np.resize(np.asarray(self._of_one.fill, np.float32), self.spec.channels)
+            found["outside"] = np.resize(np.asarray(self._of_one.fill, np.float32), part.spec.channels)
         return found
-
-    @cached_property
-    def _constant_words(self) -> NDArray[np.int32]:
-        return np.concatenate([np.empty(0, np.float32), *self._constants.values()]).view(np.int32)
 
 
 class DrawnPass(NamedTuple):
@@ -191,10 +190,10 @@ def drawn_now(part: FusedPass, draws: Draws, device: torch.device) -> DrawnPass:
         placement = part.draw(draws)
         return DrawnPass(placement, placement.resized)
     count = len(draws)
-    words = np.empty(part.num_words(count), np.int32)
+    words = np.empty(part.words.number(count), np.int32)
     placement = part.draw(draws, words)
     there = sent(words, device)
-    return DrawnPass(placement, placement.resized, part.tables(there, slice(0, count), count))
+    return DrawnPass(placement, placement.resized, part.words.tables(there, slice(0, count), count))
 
 
 def passes_of(

@@ -26,7 +26,7 @@ from fastload.transforms.engine.fuse import (
 )
 from fastload.transforms.engine.gpu import PassTables
 from fastload.transforms.engine.place import place_masks
-from fastload.transforms.engine.placement import ImageRows, PlacedImages, Placement
+from fastload.transforms.engine.placement import ImageRows, PlacedImages, Placement, moved_coordinates
 from fastload.transforms.normalize import Normalize
 from fastload.transforms.spec import (
     BatchTransform,
@@ -188,7 +188,7 @@ class Pipeline:
 
     def num_words(self, count: int) -> int:
         """Returns the words that tables of so many samples take: int32, for the kernel; 0: no pass can run by it."""
-        return sum(part.num_words(count) for part in self._passes)
+        return sum(part.words.number(count) for part in self._passes)
 
     def draw(self, draws: Draws, uses: int = 1, words: NDArray[np.int32] | None = None) -> Drawn:
         """Returns what the passes draw, and writes their tables to the words, if given.
@@ -197,7 +197,7 @@ class Pipeline:
         """
         passes, first = [], 0
         for part in self._passes:
-            stop = first + part.num_words(len(draws))
+            stop = first + part.words.number(len(draws))
             placement = part.draw(draws, None if words is None else words[first:stop])
             passes.append((placement, placement.resized))
             first = stop
@@ -237,7 +237,7 @@ class Pipeline:
                 if step.moves and "masks" in others:
                     others["masks"] = place_masks(others["masks"], numbers.placement, self._ignore_index, _mask_pool)
                 if step.moves and moved:
-                    moved = numbers.placement.move(moved)
+                    moved = moved_coordinates(numbers.placement, moved)
                 images = run_pass(step, images, draws, numbers, output if step is self._steps[-1] else None)
                 continue
             index, transform, kind = step
@@ -291,8 +291,8 @@ class Pipeline:
         if key not in kept:
             made, begin = list[PassTables](), 0
             for part in self._passes:
-                made.append(part.tables(words, samples, total, begin))
-                begin += part.num_words(total)
+                made.append(part.words.tables(words, samples, total, begin))
+                begin += part.words.number(total)
             kept[key] = made
         return kept[key]
 

@@ -27,7 +27,7 @@ from fastload.transforms.engine.buffers import (
     empty_images,
     sent,
 )
-from fastload.transforms.engine.placement import Flags, PaddingMode, Placement
+from fastload.transforms.engine.placement import Flags, PaddingMode, Placement, moved_coordinates
 from fastload.transforms.engine.resample import place_batch
 
 # Samples whose weights and floats are made at a time: images of 256x256x3 are 1.6 MB each as float64.
@@ -81,7 +81,9 @@ def place_varied_coordinates(
 ) -> dict[str, torch.Tensor]:
     """Returns the boxes and points among the fields, float32, moved as the (full) images are, in the form they had."""
     given = dict(fields)
-    return as_handed_over(placement.move(as_moved(given, coordinates)), given, coordinates, placement.size)
+    return as_handed_over(
+        moved_coordinates(placement, as_moved(given, coordinates)), given, coordinates, placement.size
+    )
 
 
 def _cut_and_flipped(

@@ -132,20 +132,13 @@ class Placement:
         # A partial multiple at the edge is one pixel more.
         return replace(self, first=first // factors, window=-(-self.window // factors))
 
-    def move(self, fields: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns points and boxes of the source images, in the forms of `as_moved`, as they lie in the output."""
-        return {
-            name: self.move_points(values) if values.shape[-1] == 2 else self.move_boxes(values)
-            for name, values in fields.items()
-        }
-
     def move_points(self, points: torch.Tensor) -> torch.Tensor:
         """Returns where points of the source images, float32 (B, P, 2) as (x, y) in pixels, lie in the output.
 
         Points that are cut off lie outside it. As torchvision's keypoints: resizing multiplies, and mirroring takes x
         to width - 1 - x.
         """
-        moved = self._scaled_and_shifted(points)
+        moved = _scaled_and_shifted(self, points)
         return torch.where(_xy(self.turned, points), _xy(self.sizes - 1.0, points) - moved, moved)
 
     def move_boxes(self, boxes: torch.Tensor) -> torch.Tensor:
@@ -154,14 +147,23 @@ class Placement:
         They are not clamped to it. As torchvision's: x2 and y2 are edges and not pixels, so mirroring takes x to
         width - x.
         """
-        corners = self._scaled_and_shifted(boxes.reshape(len(boxes), boxes.shape[1:].numel() // 2, 2))
+        corners = _scaled_and_shifted(self, boxes.reshape(len(boxes), boxes.shape[1:].numel() // 2, 2))
         swapped = corners.view(*boxes.shape[:-1], 2, 2).flip(-2).view_as(corners)
         return torch.where(_xy(self.turned, boxes), _xy(1.0 * self.sizes, boxes) - swapped, corners).view(boxes.shape)
 
-    def _scaled_and_shifted(self, points: torch.Tensor) -> torch.Tensor:
-        # (p - first) * factor - offset, with one product and one sum: both constants are rounded once.
-        factor = self.scaled / self.window
-        return points * _xy(factor, points) - _xy(self.first * factor + self.offset, points)
+
+def moved_coordinates(placement: Placement, fields: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns points and boxes of the source images, in the forms of `as_moved`, as they lie in the output."""
+    return {
+        name: placement.move_points(values) if values.shape[-1] == 2 else placement.move_boxes(values)
+        for name, values in fields.items()
+    }
+
+
+def _scaled_and_shifted(placement: Placement, points: torch.Tensor) -> torch.Tensor:
+    # (p - first) * factor - offset, with one product and one sum: both constants are rounded once.
+    factor = placement.scaled / placement.window
+    return points * _xy(factor, points) - _xy(placement.first * factor + placement.offset, points)
 
 
 def windows(

@@ -68,11 +68,11 @@ def main() -> None:
         (part,) = passes_of(transforms, spec)
         assert isinstance(part, FusedPass), name
         draws = Draws(1, 2, rows.numpy())
-        words = torch.empty(part.num_words(len(rows)), dtype=torch.int32)
+        words = torch.empty(part.words.number(len(rows)), dtype=torch.int32)
         placement = part.draw(draws, words.numpy())
         undrawn = DrawnPass(placement, placement.resized)
         expected = run_pass(part, images[rows], draws, undrawn)
-        drawn = undrawn._replace(tables=part.tables(words, slice(0, len(rows)), len(rows)))
+        drawn = undrawn._replace(tables=part.words.tables(words, slice(0, len(rows)), len(rows)))
         for given in (images[rows], ImageRows(torch.from_numpy(values), rows)):
             got = run_pass(part, given, draws, drawn)
             assert got.shape == expected.shape and got.dtype == expected.dtype, name

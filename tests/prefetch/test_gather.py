@@ -16,17 +16,17 @@ from small_files import write_foreign
 from fastload import FormatError, PackedDataset
 from fastload.format.ragged import Column
 from fastload.format.texts import text_arrays
-from fastload.prefetch.stage import Stage, Where
-from fastload.prefetch.stages.rows import (
+from fastload.prefetch.stages.gather import (
     GatherRows,
     MappedImages,
     ReadTexts,
-    Store,
+    StoreInSlot,
     ToUserLayout,
     WhileHeld,
     WriteFacts,
     use_one_torch_thread,
 )
+from fastload.prefetch.work import Stage, Where
 from sample_files import write_packed
 
 N, ROWS, SHAPE = 20, [7, 3, 19, 3], (150, 160, 3)  # too large to be copied when it is lent
@@ -152,7 +152,7 @@ def test_they_run_again_from_the_beginning_where_the_file_was_touched_meanwhile(
     assert first.seen == 2 * [(ROWS, 0, 0)] and second.seen == 2 * [(ROWS, 1, 1)] and work.bytes_read == 2
 
 
-def test_what_lies_beside_the_slot_is_stored_in_it_and_what_has_no_place_stays(file):
+def test_what_lies_beside_the_slot_is_stored_in_it_and_what_has_no_place_travels_with_it(file):
     labels, images = torch.arange(4), torch.arange(4 * 150 * 160 * 3).to(torch.uint8).view(4, 3, 150, 160)
     given = {"images": (SHAPE, np.dtype(np.uint8)), "labels": ((), np.dtype(np.int64))}
 
@@ -161,9 +161,9 @@ def test_what_lies_beside_the_slot_is_stored_in_it_and_what_has_no_place_stays(f
         work.targets["labels"][:] = labels
 
     with opened(file) as shared:
-        work = run_alone(shared, [Store()], ROWS, given=given, prepare=prepare)
+        work = run_alone(shared, [StoreInSlot()], ROWS, given=given, prepare=prepare)
     assert np.array_equal(work.arrays["images"], images.permute(0, 2, 3, 1).numpy())
-    assert work.arrays["labels"].tolist() == [0, 1, 2, 3] and work.fields == {"other": [1]}
+    assert work.arrays["labels"].tolist() == [0, 1, 2, 3] and work.extra == {"other": [1]} and not work.fields
 
 
 def test_rows_and_valid_flags_lie_in_the_slot(file):

@@ -15,36 +15,49 @@ from fastload.device import Backend
 from fastload.prefetch.loader_plan import Location
 from fastload.prefetch.ring import INNER, SlotField
 from fastload.prefetch.row_cache import RowCache
-from fastload.prefetch.stage import Opened, Stage, Where
-from fastload.prefetch.work import Work
+from fastload.prefetch.work import Opened, Stage, Where, Work
 from fastload.read.row_errors import sample_error
 
 _INDEX = f"{INNER}index"
 """The field of a slot, int64 (B,), that says which of the cached rows a batch consists of."""
 
 
-class WriteIndex(Stage):
+class _OfCache(Stage):
+    """A stage that works on cached rows, which it has while its pool is open."""
+
+    _rows: RowCache | None = None
+
+    def open(self, opened: Opened) -> None:
+        """Takes the cache."""
+        self._rows = opened.cache
+
+    @property
+    def cache(self) -> RowCache:
+        """The cached rows."""
+        assert self._rows is not None, "the pass is over"
+        return self._rows
+
+    def close(self) -> None:
+        """Lets go of the cache."""
+        self._rows = None
+
+
+class WriteIndex(_OfCache):
     """Writes into the slot which of the cached rows a batch consists of."""
 
     where = Where.THREAD
 
     def __init__(self, dataset: PackedDataset, location: Location) -> None:
         self._file = dataset.file
-        self._cache: RowCache | None = None
         self.why = f"all rows are cached in {location} memory: a batch is their places there"
 
-    def open(self, opened: Opened) -> None:
-        """Takes the cache."""
-        self._cache = opened.cache
-
-    def beside(self, batch_size: int) -> list[SlotField]:
+    def own_fields(self, batch_size: int) -> list[SlotField]:
         """Returns the field of the index."""
         return [SlotField(_INDEX, (batch_size,), np.dtype(np.int64))]
 
     def run(self, work: Work) -> None:
         """Writes it. DamagedRowError: a row could not be read when the cache was filled."""
-        cache, rows = self._cache, work.rows
-        assert cache is not None, "the pass is over"
+        cache, rows = self.cache, work.rows
         if damaged := cache.damaged.intersection(rows.tolist() if cache.damaged else ()):
             # Shown only where no other row is left to take their place.
             error = sample_error(self._file, min(damaged), "is damaged, as are all rows of its batch")
@@ -52,82 +65,39 @@ class WriteIndex(Stage):
             raise error
         work.arrays[_INDEX][:] = cache.index_of(rows)
 
-    def close(self) -> None:
-        """Lets go of the cache."""
-        self._cache = None
 
-
-class FetchCached(Stage):
+class FetchCached(_OfCache):
     """Brings rows in host memory to the device, behind the copy of their index."""
 
     where = Where.SIDE_STREAM
 
     def __init__(self, backend: Backend) -> None:
-        self._cache: RowCache | None = None
         self._backend = backend
         self.why = "brings cached rows over the bus, from pinned memory of the host"
 
-    def open(self, opened: Opened) -> None:
-        """Takes the cache."""
-        self._cache = opened.cache
-
     def run(self, work: Work) -> None:
         """Queues what brings them."""
-        cache, index = self._cache, work.inner[_INDEX]
-        assert cache is not None, "the pass is over"
-        fields = cache.fetch(index, torch.from_numpy(work.arrays[_INDEX][: len(index)]), self._backend)
+        index = work.inner[_INDEX]
+        fields = self.cache.fetch(index, torch.from_numpy(work.arrays[_INDEX][: len(index)]), self._backend)
         work.fields |= fields
         work.memory += fields.values()
 
-    def close(self) -> None:
-        """Lets go of the cache."""
-        self._cache = None
 
-
-class HoldCached(Stage):
-    """Notes that a batch reads rows in device memory, so that nobody frees them meanwhile."""
-
-    where = Where.SIDE_STREAM
-
-    def __init__(self) -> None:
-        self._cache: RowCache | None = None
-        self.why = "cached rows are not freed while a batch reads them"
-
-    def open(self, opened: Opened) -> None:
-        """Takes the cache."""
-        self._cache = opened.cache
-
-    def run(self, work: Work) -> None:
-        """Notes them."""
-        assert self._cache is not None, "the pass is over"
-        work.memory += self._cache.tensors.values()
-
-    def close(self) -> None:
-        """Lets go of the cache."""
-        self._cache = None
-
-
-class GatherCached(Stage):
+class GatherCached(_OfCache):
     """Gathers rows in device memory; images are left to the kernel that transforms them."""
 
     where = Where.USE
 
-    def __init__(self) -> None:
-        self._cache: RowCache | None = None
-        self.why = "cached rows are in device memory"
+    why = "cached rows are in device memory"
 
-    def open(self, opened: Opened) -> None:
-        """Takes the cache."""
-        self._cache = opened.cache
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def run(self, work: Work) -> None:
-        """Gathers."""
-        assert self._cache is not None, "the pass is over"
-        work.fields |= self._cache.gather(work.inner[_INDEX])
-
-    def close(self) -> None:
-        """Lets go of the cache."""
-        self._cache = None
+        """Gathers; records where the loop's stream does, so that the rows are not freed meanwhile."""
+        if work.raw is None:  # else it is the side stream, whose memory they are
+            self._backend.note_read(self.cache.tensors.values())
+        work.fields |= self.cache.gather(work.inner[_INDEX])
 
 
 class FillCache(Stage):

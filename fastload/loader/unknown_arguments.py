@@ -1,19 +1,18 @@
-"""What a loader says of arguments that it does not have, as torch's `DataLoader`'s, and of itself, in words."""
+"""Messages for arguments that a loader does not have: torch's `DataLoader`'s, other objects', and misspelt ones."""
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fastload.dataset import is_unpacked
+from torch.utils.data import Subset
+
+from fastload.dataset import PackedDataset, is_unpacked
 from fastload.errors import OptionError
-from fastload.loader.options import List, Pad, Workers
-from fastload.plan import ChunkWindow
-from fastload.prefetch.loader_plan import LoaderPlan
-from fastload.system.text import counted
+from fastload.loader.loader_options import List, Pad, Workers
+from fastload.system.argument_names import nearest_name
 
 _OF_DATALOADER = {
     "dataset": "it is the first argument, `source`",
@@ -39,17 +38,17 @@ _OF_DATALOADER = {
 }
 
 
-# Arguments of other objects that are given to a FastLoader.
+# Arguments of other objects that are given to a FastLoader, and what those of a batch are called there.
 _OF_DATASET = ("read", "check", "on_damage", "cache_dir", "split", "fields", "decode", "remote")
 _OF_BATCH = {"pad_to": "multiple", "group_by": "group_by"}
 _OF_OTHERS = (*_OF_DATASET, *_OF_BATCH, "timeout")
 
 
 def reject_unknown_arguments(words: Mapping[str, Any], accepted: Collection[str], given: Mapping[str, Any]) -> None:
-    """Raises OptionError for arguments that a loader does not have: torch's `DataLoader`'s, and misspelt ones.
+    """Raises OptionError for arguments that a loader does not have, all of them in one message.
 
-    Messages say what replaces an argument of `DataLoader`, to which object an argument belongs and what to type, and
-    which argument a misspelt one resembles most.
+    It says what replaces an argument of `DataLoader`, to which object an argument belongs and what to type, and which
+    argument a misspelt one resembles most.
 
     Args:
         words: arguments by name.
@@ -57,15 +56,22 @@ def reject_unknown_arguments(words: Mapping[str, Any], accepted: Collection[str]
         given: arguments by name as far as they are known.
     """
     unknown = {word: value for word, value in words.items() if word not in accepted}
-    if not unknown:
-        return
-    known = [f"{word}=: {_OF_DATALOADER[word]}" for word in unknown if word in _OF_DATALOADER]
-    if known := _of_others(unknown, given) + known:
-        raise OptionError(f"FastLoader has no argument {'. It has no argument '.join(known)}.")
-    word = next(iter(unknown))
-    near = difflib.get_close_matches(word.lower(), accepted, n=1)
-    hint = f"Did you mean {near[0]}=?" if near else "`help(fastload.FastLoader)` lists those it has."
-    raise OptionError(f"FastLoader has no argument {word}=. {hint}")
+    said = _of_others(unknown, given)
+    said += [f"{word}=: {_OF_DATALOADER[word]}." for word in unknown if word in _OF_DATALOADER]
+    strange = [word for word in unknown if word not in _OF_OTHERS and word not in _OF_DATALOADER]
+    near = {word: nearest_name(word, [*accepted, *_OF_OTHERS, *_OF_DATALOADER]) for word in strange}
+    for word, meant in near.items():
+        if meant in accepted:
+            said.append(f"{word}=. Did you mean {meant}=?")
+        elif meant in _OF_DATALOADER:
+            said.append(f"{word}=. Did you mean {meant}=? {_OF_DATALOADER[meant]}.")
+        elif meant:
+            (instead,) = _of_others({meant: unknown[word]}, given)
+            said.append(f"{word}=. Did you mean {instead}")
+    if lost := ", ".join(f"{word}=" for word, meant in near.items() if not meant):
+        said.append(f"{lost}. `help(fastload.FastLoader)` lists those it has.")
+    if said:
+        raise OptionError(f"FastLoader has no argument {' It has no argument '.join(said)}")
 
 
 def _of_others(unknown: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
@@ -77,54 +83,32 @@ def _of_others(unknown: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
     empty = [name for name in ("cache_dir", *_OF_BATCH, "timeout") if unknown.get(name, 0) is None]
     said = [(empty, "leave it out, as None says nothing")] if empty else []
     unknown = {name: value for name, value in unknown.items() if name not in empty}
+    source = given.get("source", "")
+    packed = isinstance(source, (str, os.PathLike, list, tuple, PackedDataset, Subset))
+    python = "" if packed else type(source).__name__
     if names := [name for name in _OF_DATASET if name in unknown]:
-        source = given.get("source")
-        path = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
+        path = os.fspath(source) if source and isinstance(source, (str, os.PathLike)) else None
         in_folder = "cache_dir" in names or (path is not None and is_unpacked(Path(path)))
         first = repr(path) if path is not None else "..."
         make = "PackedDataset.from_folder" if in_folder else "PackedDataset"
-        said.append((names, f"give FastLoader({make}({first}, {typed(names)}), ...)"))
+        line = f"give FastLoader({make}({first}, {typed(names)}), ...)"
+        said.append((names, f"that is for packed files, and {python} reads its own; leave it out" if python else line))
     if names := [name for name in _OF_BATCH if name in unknown]:
         form = given.get("batch")
         kind = "List" if (form == "list" or isinstance(form, List)) and "pad_to" not in names else "Pad"
         grouped = form.group_by if isinstance(form, (List, Pad)) and "group_by" not in names else None
         more = f", group_by={grouped!r}" if grouped is not None else ""
-        said.append((names, f"give batch={kind}({typed(names)}{more})"))
+        line = f"give batch={kind}({typed(names)}{more})"
+        no_sizes = f"that is for images of a packed file, and {python} makes samples of one size; leave it out"
+        said.append((names, no_sizes if python else line))
     if "timeout" in unknown:
         number = given.get("workers")
         number = number.number if isinstance(number, Workers) else number
         first = f"{number!r}, " if number is not None else ""
         said.append((["timeout"], f"give workers=Workers({first}timeout={unknown['timeout']!r})"))
-    return [f"{', '.join(f'{name}=' for name in names)}: {instead}" for names, instead in said]
+    return [f"{', '.join(f'{name}=' for name in names)}: {instead}." for names, instead in said]
 
 
 def is_meant_as_argument(word: str, accepted: Collection[str]) -> bool:
     """Whether a word is an argument of torch's `DataLoader` or of a dataset, or nearly one that a loader has."""
-    known = word in _OF_DATALOADER or word in _OF_OTHERS
-    return known or bool(difflib.get_close_matches(word.lower(), accepted, n=1, cutoff=0.85))
-
-
-def description(options: LoaderPlan, workers: int) -> tuple[list[str], list[str]]:
-    """Returns what a loader loads, and how, in a few words each; batches are counted for an epoch on this rank."""
-    data, plan, steps = options.data, options.plan, options.plan.num_steps
-    what = data.description()
-    what += [counted(len(plan.rows), "row"), f"{steps:,} {'batch' if steps == 1 else 'batches'} of {plan.batch_size}"]
-    what += ["elastic"] if plan.elastic else []
-    if options.share.world_size > 1:
-        what.append(f"rank {options.share.rank} of {options.share.world_size}")
-        if (nodes := options.nodes) is not None:
-            what.append(f"node {nodes.node_of(options.share.rank)} of {nodes.number}")
-    shuffle = f"windows of {plan.shuffle.chunks} chunks" if isinstance(plan.shuffle, ChunkWindow) else plan.shuffle
-    how = [f"shuffle {shuffle}" if shuffle else "in order", f"ends {plan.ends}", f"seed {plan.seed}"]
-    by = ("process" if workers == 1 else "processes") if data.runs_python else "thread" + "s" * (workers > 1)
-    reading = f" ({data.read_mode})" if data.read_mode else ""
-    how.append(f"cached in {options.cache} memory" if options.cache else f"{workers} {by}{reading}")
-    how.append(f"to {options.backend.device}" if options.backend is not None else "to host memory")
-    how += [counted(len(options.transforms), "transform")] if options.transforms else []
-    if options.form.kind != "stack":
-        how.append(
-            "a list of images" if options.form.kind == "list" else f"padded to multiples of {options.form.pad_to}"
-        )
-        how += ["by aspect"] if plan.groups is not None else []
-    how += [f"echo {options.echo}"] if options.echo != 1 else []
-    return what, how
+    return word in _OF_DATALOADER or word in _OF_OTHERS or bool(nearest_name(word, accepted, cutoff=0.85))

@@ -1,4 +1,7 @@
-"""Threads that plan batches and run stages on them, which fill slots of the ring, for one run after another."""
+"""A pool: what makes batches ahead, for one run of epochs after another; and threads that plan and fill them.
+
+A run: batches of one epoch after another, made ahead by a pool. `ThreadPool` and `ProcessPool` are the two kinds.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,20 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
-from fastload.prefetch.work import Work
+from fastload.prefetch.auto_workers import PassMeter
+from fastload.prefetch.lookahead import Planned
+from fastload.prefetch.ring import Slot
+from fastload.prefetch.waiting import Patience
+from fastload.prefetch.work import Epochs, Orders, Work
+from fastload.read.fetch_ahead import FetchAhead
 from fastload.system.threads import run_as_batch
+from fastload.timing.probe import WorkerInfo
 from fastload.timing.stopwatch import Stopwatch
 
 # The interpreter ends daemon threads where they are, and one that is in a call of torch then aborts the process.
@@ -57,7 +69,7 @@ class FillThreads:
 
     def put(self, work: Work) -> None:
         """Lets a thread fill a slot, or several, a part each."""
-        for _ in range(work.parts):
+        for _ in range(work.parts.number):
             self._requests.put(work)
         if self._threads:
             return
@@ -78,9 +90,9 @@ class FillThreads:
             while True:
                 if (work := self._requests.get_nowait()) is None:
                     continue
-                if work.parts > 1:
+                if work.parts.number > 1:
                     work.error = RuntimeError("the batch was taken back before all of it was read")
-                if work.last_part():
+                if work.parts.last_ended():
                     dropped.append(work)
         return dropped
 
@@ -141,12 +153,12 @@ def _work(
     stopwatch = Stopwatch("reading", by_threads=True).start() if timed else None
     while (taken := _planned(requests, planning)) is not None:
         work, part = taken
-        if following is not None and work.parts > 1:
+        if following is not None and work.parts.number > 1:
             following.start()
             following = None
-        if work.parts > 1 and _measured(work, stopwatch, functools.partial(work.orders.fill_part, work, part)):
-            work.failed = True  # for an error that comes again when the whole is filled
-        if work.last_part():
+        if work.parts.number > 1 and _measured(work, stopwatch, functools.partial(work.orders.fill_part, work, part)):
+            work.parts.failed = True  # for an error that comes again when the whole is filled
+        if work.parts.last_ended():
             work.error = work.error or _measured(work, stopwatch, functools.partial(work.orders.complete, work))
             work.finish()
         del work, taken
@@ -177,7 +189,7 @@ def _planned(requests: queue.SimpleQueue[Work | None], planning: threading.Lock)
         if work is None:
             return None
         work.thread = threading.get_ident()
-        part, work.begun_parts = work.begun_parts, work.begun_parts + 1
+        part, work.parts.begun = work.parts.begun, work.parts.begun + 1
         if part == 0:
             try:
                 if (found := next(work.orders.coming, None)) is not None:
@@ -185,3 +197,103 @@ def _planned(requests: queue.SimpleQueue[Work | None], planning: threading.Lock)
             except BaseException as error:  # noqa: BLE001  # as in `_measured`
                 work.error = error
     return work, part
+
+
+class Coming(Iterator[Planned]):
+    """Planned batches, some of which can be put back. One thread asks at a time."""
+
+    def __init__(self, source: Iterator[Planned]) -> None:
+        self._source, self._again = source, deque[Planned]()
+
+    def __next__(self) -> Planned:
+        return self._again.popleft() if self._again else next(self._source)
+
+    def put_back(self, item: Planned) -> None:
+        """Lets it come next, again."""
+        self._again.append(item)
+
+
+@dataclass(eq=False)
+class Run:
+    """Batches that a pool makes, until it is left."""
+
+    number: int  # runs of a pool count up
+    coming: Coming
+    orders: Orders
+    patience: Patience
+    timed: bool = False  # whether works say what they cost
+    parts: int = 1  # in which the next work is made
+    ahead: FetchAhead | None = None  # fetches for worker processes, which do not
+    resources: ExitStack = field(default_factory=ExitStack)  # closed with it
+    under_way: deque[Work] = field(default_factory=deque)  # in order; the first is handed over next
+    closed: bool = False
+    loop_waits: bool = True  # whether who waits for works is the loop, whose waits have a limit
+    pid: int = field(default_factory=os.getpid)
+
+    def end_waits(self) -> None:
+        """Ends the waits for its works, in whatever thread: it is over."""
+        self.closed = True
+        self.orders.done_one.put(None)
+
+
+class Pool(Protocol):
+    """Threads, or worker processes, that make works in slots; kept from one epoch and run to the next.
+
+    Attributes:
+        number: of threads or processes.
+        short_switches: whether threads decode, compute or compare rows, so that they need a `ShortSwitchInterval`.
+        by_threads: whether threads fill the slots, and any thread may take works.
+        pass_meter: measurements of the pass, to choose the number of workers; None: nobody asks.
+    """
+
+    number: int
+    by_threads: ClassVar[bool]
+    pass_meter: PassMeter | None
+
+    @property
+    def usable(self) -> bool:
+        """Whether another run can begin: no thread hangs, no process died."""
+
+    @property
+    def short_switches(self) -> bool:
+        """See above; it changes as rows have been compared."""
+
+    @property
+    def worker_info(self) -> WorkerInfo:
+        """The workers, and the batches that they have to do."""
+
+    def begin(self, epochs: Epochs, *, timed: bool) -> Run:
+        """Begins a run, and ends the one before it."""
+
+    def begin_pass(self) -> None:
+        """Begins the measurements of a pass."""
+
+    def ask(self, run: Run) -> None:
+        """Has batches made in all slots that are free."""
+
+    def first(self, run: Run) -> Work | None:
+        """Waits for the next work, in order; None: there are no more. Raises what came instead, with its traceback."""
+
+    def hand_over(self, run: Run, work: Work) -> list[Work]:
+        """Returns the batches of a work: on the CPU as its user gets them, else to be copied."""
+
+    def release(self, slot: Slot) -> None:
+        """Makes a slot free that was copied to a device."""
+
+    def depth(self, run: Run) -> int:
+        """Returns how many batches `first` would give without waiting, and without an error."""
+
+    def leave(self, run: Run) -> None:
+        """Ends a run: when this returns nothing writes to its slots any longer, or nobody looks at them."""
+
+    def describe(self, run: Run) -> str:
+        """Returns sentences on what the next work waits for."""
+
+    def leave_behind(self) -> None:
+        """Notes that a thread hangs, which uses slots: they are not used again."""
+
+    def fail(self, run: Run, error: BaseException) -> None:
+        """Ends a run after an error."""
+
+    def close(self) -> None:
+        """Ends the workers, and closes the file. Batches handed over stay valid."""

@@ -6,11 +6,11 @@ LoaderOptions ---resolve---> LoaderPlan and Recipe, which pools and passes obey
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,26 +20,28 @@ from torch.utils.data import Dataset
 from fastload.dataset import PackedDataset, is_unpacked
 from fastload.device import open_backend
 from fastload.distributed.nodes import resolve_nodes
-from fastload.distributed.ranks import Nodes, Share, ShareOption, process_group, resolve_share
+from fastload.distributed.ranks import Nodes, Share, ShareOption, cpus_of_rank, process_group, resolve_share
 from fastload.errors import MissingFileError, OptionError, ShareError, check_choice, check_whole, is_whole
 from fastload.format.joined import check_list
 from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, ResolvedShuffle, Shuffle, is_drawing
 from fastload.plan.order import likeness
-from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_pieces
 from fastload.prefetch.inputs import Input, as_input, shuffle_of
 from fastload.prefetch.loader_plan import BatchForm, LoaderPlan, group_size
 from fastload.prefetch.recipe import Recipe, as_list, make_recipe, why_slow
+from fastload.prefetch.row_cache import CacheOption, choose_cache, warn_of_fixed_pieces
 from fastload.prefetch.waiting import check_timeout
 from fastload.remote.urls import is_url
 from fastload.system import native
+from fastload.system.argument_names import Options
 
 _MOST_MULTIPLE = 4096
+_MOST_WORKERS = 1024
 
 GroupBy = Literal["aspect"] | None
 
 
 @dataclass(frozen=True)
-class List:
+class List(Options):
     """Batches of images of their own sizes: `FastLoader(batch=List())`, or "list" for short.
 
     The batch has a list of images (C, h, w), and of masks (h, w); other fields, as boxes, are tensors.
@@ -54,12 +56,16 @@ class List:
 
     group_by: GroupBy = None
 
+    _INSTEAD: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("multiple", "pad_to"), "Images of a list are not padded; Pad(multiple=...) pads them."
+    )
+
     def __post_init__(self) -> None:
         check_choice("group_by", self.group_by, ("aspect", None))
 
 
 @dataclass(frozen=True)
-class Pad:
+class Pad(Options):
     """Batches of images of their own sizes, padded to one: `FastLoader(batch=Pad(multiple=32))`, or "pad" for short.
 
     Each image lies at the top left of one tensor, with zeros around it (masks: `ignore_index`); `batch.pixel_mask` says
@@ -76,6 +82,10 @@ class Pad:
     multiple: int = 1
     group_by: GroupBy = None
 
+    _INSTEAD: ClassVar[Mapping[str, str]] = {
+        "pad_to": "Say multiple=: height and width of the batch are multiples of it."
+    }
+
     def __post_init__(self) -> None:
         check_choice("group_by", self.group_by, ("aspect", None))
         check_whole("multiple", self.multiple, least=1)
@@ -87,7 +97,7 @@ class Pad:
 
 
 @dataclass(frozen=True)
-class Workers:
+class Workers(Options):
     """The threads or processes that make batches: `FastLoader(workers=Workers(4, timeout=30))`.
 
     Args:
@@ -104,12 +114,22 @@ class Workers:
     number: int | Literal["auto"] | None = None
     timeout: float = 0
 
+    _INSTEAD: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("n", "num_workers", "workers"), "Say number=, or the number alone: Workers(4)."
+    )
+
     def __post_init__(self) -> None:
         others = ', "auto" or None'
         if is_whole(self.number) and self.number == 0:
             others += "; to debug a transform in this process, look at dataset[0]"
         if self.number is not None and not (isinstance(self.number, str) and self.number == "auto"):
             check_whole("workers", self.number, least=1, others=others)
+            if self.number > _MOST_WORKERS:
+                raise OptionError(
+                    f"workers={self.number}: a rank has {_MOST_WORKERS} threads or processes at most, and each holds a "
+                    f"batch or two in memory. Leave workers out for as many as suit this machine ({cpus_of_rank()} "
+                    f'CPUs for this rank), or give "auto".'
+                )
         check_timeout(self.timeout)
 
 
@@ -134,6 +154,16 @@ class LoaderOptions:
     echo: Echo
     cache: CacheOption
     batch: BatchOption
+
+    def __post_init__(self) -> None:
+        """Raises OptionError where a class is given in place of an object of it."""
+        for name in ("shuffle", "workers", "echo", "batch"):
+            value = getattr(self, name)
+            if isinstance(value, type):
+                raise OptionError(
+                    f"{name}={value.__name__} is a class. Give an object of it, with its parentheses: "
+                    f"{name}={value.__name__}(...)."
+                )
 
 
 def find_share(option: ShareOption) -> tuple[Share, Nodes | None, ShareError | None]:
@@ -303,8 +333,8 @@ def _check_cache(options: LoaderPlan, workers: int) -> None:
     if remote is None:
         return
     window, plan, ranks, chunk_rows = options.window, options.plan, len(options.local_ranks), data.chunk_rows
-    group = group_size(data.row_bytes * plan.batch_size, plan.num_steps)
-    rows = (workers + 1) * group * plan.batch_size
+    group = group_size(data.row_bytes * options.batch_size, plan.num_steps)
+    rows = (workers + 1) * group * options.batch_size
     if window is not None:
         shards = data.dataset.file.shards
         number = window.chunks * (-(-rows // (window.chunks * chunk_rows)) + 1) * shards.chunks_of(chunk_rows)
@@ -312,7 +342,7 @@ def _check_cache(options: LoaderPlan, workers: int) -> None:
     elif plan.shuffle is False:
         number, what = rows // max(1, chunk_rows) + workers + 2, "reading in order"
     else:
-        number, what = rows, f"reading batches of {plan.batch_size} rows anywhere"
+        number, what = rows, f"reading batches of {options.batch_size} rows anywhere"
     what += f" by {ranks} ranks of this machine" if ranks > 1 else ""
     remote.room.ranks, remote.source.lets_damage_pass = ranks, options.skip_damaged
     smaller = plan.shuffle is not False and (window is None or window.chunks > 4)

@@ -1,4 +1,4 @@
-"""Rows of a packed file: copied into the slot or beside it, with their texts; and the slot as tensors for the user."""
+"""Rows of a packed file: copied into the slot, or for later stages, with texts; and the slot as the user gets it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.format.header import PackedFile
 from fastload.prefetch.ring import Ring, SlotField
-from fastload.prefetch.stage import Layout, Opened, Stage, Where
-from fastload.prefetch.work import Work, fields_on_cpu, split
+from fastload.prefetch.work import Layout, Opened, Stage, Where, Work, fields_on_cpu, split
 from fastload.read.linear import Read
 from fastload.read.reader import Rows, image_axes, open_rows, with_counts
 from fastload.timing.probe import span
@@ -23,7 +22,7 @@ from fastload.timing.stopwatch import lap
 
 
 class GatherRows(Stage):
-    """Copies rows from the file into the slot; or beside it, as tensors, for stages that go on with them."""
+    """Copies rows from the file into the slot; or to tensors of their own, for stages that go on with them."""
 
     where = Where.THREAD
     divisible = True
@@ -137,19 +136,21 @@ class WhileHeld(Stage):
         return self._stages
 
 
-class Store(Stage):
-    """Copies the fields that do not lie in the slot yet to their places there."""
+class StoreInSlot(Stage):
+    """Copies the fields that do not lie in the slot yet to their places there; those without a place travel with it."""
 
     where = Where.THREAD
     why = "into the memory of the batch, what does not lie there yet"
     divisible = True
 
     def run(self, work: Work) -> None:
-        """Copies; fields that the slot has no place for stay."""
+        """Copies, and moves the others to `Work.extra`."""
         for name, target in work.targets.items():
             made = work.fields.pop(name, None)
             if made is not None and made.data_ptr() != target.data_ptr():
                 target.copy_(made)
+        work.extra |= work.fields
+        work.fields = {}
         lap("transform")
 
 
@@ -160,7 +161,7 @@ class WriteFacts(Stage):
     why = "batch.rows and batch.valid cross the bus with the samples"
     divisible = True
 
-    def beside(self, batch_size: int) -> list[SlotField]:
+    def own_fields(self, batch_size: int) -> list[SlotField]:
         """Returns their fields."""
         return fact_fields(batch_size)
 
@@ -241,7 +242,8 @@ class ToUserLayout(Stage):
         work.split = []
         for part, said, planned in zip(parts, texts, work.members, strict=True):
             one = Work(work.slot, work.orders, work.epoch, planned, (planned,))
-            one.fields, one.texts, one.extra = fields_on_cpu(part, work.orders.views), said, work.extra
+            one.fields, one.texts = fields_on_cpu(part, work.orders.views), said
+            one.extra, one.facts = work.extra, dict(work.facts)  # of a batch that is alone in its slot
             one.copied = [work.bytes_read * len(planned.rows) // len(work.rows)]
             work.split.append(one)
 

@@ -164,7 +164,7 @@ def test_the_start_method_is_left_to_the_user(packed, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import multiprocessing\n"
-        "from fastload.prefetch.worker_start import left_alone_by_signals\n"
+        "from fastload.prefetch.torch_workers import left_alone_by_signals\n"
         "if __name__ == '__main__':\n"
         "    with left_alone_by_signals() as context:\n"
         "        print(context.get_start_method())\n"
