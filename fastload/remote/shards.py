@@ -23,7 +23,7 @@ from fastload.remote.options import Remote, shown
 from fastload.remote.room import ChunkRoom
 from fastload.remote.source import ChunkSource
 from fastload.system.files import write_at
-from fastload.timing.network import NetworkUse
+from fastload.timing.results import NetworkUse
 
 _ANEW_BYTES = 256 * 2**20  # of chunks that `read_anew` fetches ahead
 

@@ -17,7 +17,7 @@ import numpy as np
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
-from fastload.sources.box_forms import SIZED
+from fastload.sources.boxes import SIZED
 from fastload.sources.listing import SourceOptions
 from fastload.sources.tree import Tree, key_of
 

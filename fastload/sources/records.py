@@ -44,13 +44,12 @@ from fastload.images.image_header import KINDS, ImageHeader, check_size, header_
 from fastload.remote.paths import ObjectPath
 from fastload.remote.ranges import open_binary
 from fastload.sources.assemble import Draft, Samples, Splits, fill_value, header_of, keys_in_shards
-from fastload.sources.box_forms import CORNERS, BoxSlots, in_stored_form
+from fastload.sources.boxes import BOX_KEYS, CORNERS, BoxSlots, box_columns, in_stored_form, label_column
 from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
 from fastload.sources.foreign import SHARD_NAME, in_python
 from fastload.sources.listing import SPLITS, BoxForm, Files, Masks, Reader, SourceOptions, first_few, split_of_shard
 from fastload.sources.spans import FileSpans, JoinedFiles, ListedFile, ListedObject, UnpackedImages
-from fastload.sources.tables.boxes import BOX_KEYS, box_columns, label_column
-from fastload.sources.tables.frame import (
+from fastload.sources.tables import (
     IMAGES,
     LABELS,
     Frame,

@@ -34,7 +34,7 @@ from fastload.sources.folder import (
     word_of,
 )
 from fastload.sources.listing import SourceOptions, first_few
-from fastload.sources.tables.frame import JSON_LINES
+from fastload.sources.tables import JSON_LINES
 from fastload.sources.tree import Tree, key_of
 
 _TEXTS = (

@@ -27,9 +27,9 @@ import numpy as np
 from fastload.errors import ImageError, MissingExtraError, SourceError
 from fastload.format.ragged import Column
 from fastload.sources.assemble import Draft, Samples, Splits, header_of, split_path, stem_of
-from fastload.sources.box_forms import BoxSlots, keypoints_column
+from fastload.sources.boxes import BoxSlots, keypoints_column
 from fastload.sources.listing import SPLITS, BoxForm, SourceOptions, first_few, in_split_order, split_of_parts
-from fastload.sources.tables.manifest import in_class_folders, is_table
+from fastload.sources.manifest import in_class_folders, is_table
 from fastload.sources.tree import Tree, key_of
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,11 +24,8 @@ from fastload.remote.options import is_url
 from fastload.system import native
 from fastload.system.advice import advice
 from fastload.system.files import drop
-from fastload.timing.network import NetworkUse
+from fastload.timing.results import NetworkUse
 from fastload.transforms import RandomResizedCrop
-
-if TYPE_CHECKING:
-    pass
 
 SIZE = 224
 """Side of the crop for images that differ in size, by default."""

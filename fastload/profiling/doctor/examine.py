@@ -14,12 +14,9 @@ from pathlib import Path
 
 from fastload.profiling.doctor.command import Ended, Signals, run_command
 from fastload.profiling.doctor.kernel import WaitSampler
-from fastload.profiling.doctor.loader_records import LoaderRecord, Records
-from fastload.profiling.doctor.loader_trials import ImagesSeen, measure_fastloader, measure_worker
-from fastload.profiling.doctor.loop_demands import demands_of
-from fastload.profiling.doctor.making import keeps_transform
-from fastload.profiling.doctor.step_trial import measure_formats
-from fastload.profiling.doctor.timeline import Span, lanes_of, timeline
+from fastload.profiling.doctor.loader_records import LoaderRecord, Records, Span, lanes_of, timeline
+from fastload.profiling.doctor.loop_demands import demands_of, keeps_transform
+from fastload.profiling.doctor.trials import ImagesSeen, measure_fastloader, measure_formats, measure_worker
 from fastload.profiling.meter.loops import HOW
 from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_cpus, mean_others
 from fastload.profiling.verdict import Demands, judge

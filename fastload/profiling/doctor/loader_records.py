@@ -1,6 +1,7 @@
 """Reads the events that the injected module writes, while the files grow, and groups them by loader.
 
 Of each event about a batch it computes the cost of making that batch, and of the step after it.
+A `Timeline` divides the time of a script among its loops over loaders, and its work before, between and after them.
 """
 
 from __future__ import annotations
@@ -11,18 +12,15 @@ import json
 import operator
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fastload.profiling.doctor.in_a_row import InARow, StepRecord, step_of
-from fastload.profiling.doctor.step_trial import Recorded
-from fastload.profiling.doctor.timeline import Span
+from fastload.profiling.doctor.trials import Recorded
 from fastload.profiling.meter.loops import Thinned
-from fastload.timing.network import NetworkUse
-from fastload.timing.results import WAITING, BatchWork, Step, Work
+from fastload.timing.results import WAITING, BatchWork, Lane, NetworkUse, Step, Work
 
 MOST_FETCHES = MOST_STEPS = 16_384
 """Number of batches of a loader whose making is read, and of steps kept (8 MB). Of more, an evenly spaced part is."""
@@ -134,6 +132,87 @@ def _lock_of_h5py(event: Event) -> float:
     if together < 1.05 and busy > 0.5 * event["wall"]:
         together = float(threads)  # always busy, yet never two at once: the script has a lock of its own
     return min(busy, event["wall"]) * (1 - 1 / together) if together > 1.1 else 0.0
+
+
+_NOTHING_S = 1e-3  # a step that takes less, and a tenth of the one after it, did nothing with its batch
+_MOST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step and the CPU time of its process meanwhile; seconds."""
+
+    step: Step
+    running_s: float  # CPU time of all threads of the process in the step, outside the wait
+    runnable_s: float  # time that the loop's thread was ready to run but had no CPU
+    receive: Work  # cost of receiving the batch, part of the wait
+    host_s: float = 0.0  # time of the loop's thread in the step, its waits for the GPU included
+    gpu_s: float | None = None  # time of a step on the GPU, the latest that was known; None: none was timed
+    others_s: float = 0.0  # of the step, that the loop waited for batches of other loaders
+
+
+def step_of(batch: Mapping[str, Any], step: Mapping[str, float]) -> StepRecord:
+    """Returns the step after a batch was received; `begun`: when it was asked for, or the epoch's iterator was made."""
+    begin_s = batch["begun"]
+    inside = batch.get("inside", {"copy": 0.0, "transform": 0.0})
+    own_s = inside["copy"] + inside["transform"]
+    wait_s = max(0.0, batch["t"] + batch["wait"] - begin_s - own_s)
+    compute_s = max(0.0, step["wall"] - step["copy"])
+    if step.get("gpu") is not None:
+        # The GPU works on after the loop has launched the step: as long as it does, the loop's wait is no stall.
+        hidden_s = min(wait_s, max(0.0, step["gpu"] - compute_s))
+        wait_s, compute_s = wait_s - hidden_s, compute_s + hidden_s
+    return StepRecord(
+        step=Step(
+            begin_s=begin_s,
+            wait_s=wait_s,
+            copy_s=step["copy"] + inside["copy"],
+            transform_s=inside["transform"],
+            compute_s=compute_s,
+            samples=batch["n"],
+            queue_depth=inside.get("depth"),
+        ),
+        running_s=step["process_cpu"],
+        runnable_s=step["delay"] + step["copy_delay"],
+        others_s=step["others"],
+        receive=Work(max(0.0, batch["cpu"] - own_s), max(0.0, batch["into"][0] - batch["into"][1])),
+        host_s=step["wall"],
+        gpu_s=step.get("gpu"),
+    )
+
+
+@dataclass
+class InARow:
+    """Steps that may have done nothing with their batches, and wait for the next one.
+
+    Where gradients are summed over several batches, these are often taken first, and then all worked on, as Hugging
+    Face's Trainer does; a loop that reads one batch ahead takes two before its first step.
+    """
+
+    steps: list[StepRecord] = field(default_factory=list)
+
+    def take(self, record: StepRecord | None) -> list[StepRecord]:
+        """Takes the next step, or None if none follows; returns those whose work is known by then, in order."""
+        if record is not None:
+            self.steps.append(record)
+            if record.host_s < _NOTHING_S and len(self.steps) < _MOST:
+                return []
+        found, self.steps = self.steps, []
+        return _shared(found) if found and found[-1].host_s > 10 * sum(one.host_s for one in found[:-1]) else found
+
+
+def _shared(records: list[StepRecord]) -> list[StepRecord]:
+    """Returns steps with the mean of their work each; their waits stay."""
+    count, begin_s, shared = len(records), records[0].step.begin_s, []
+    work = {name: sum(getattr(one.step, name) for one in records) / count for name in ("copy_s", "compute_s")}
+    times = {name: sum(getattr(one, name) for one in records) / count for name in ("running_s", "runnable_s", "host_s")}
+    on_gpu = [one.gpu_s for one in records if one.gpu_s is not None]
+    for record in records:
+        step = replace(record.step, begin_s=begin_s, **work)
+        gpu_s = sum(on_gpu) / count if len(on_gpu) == count else None
+        shared.append(replace(record, step=step, gpu_s=gpu_s, **times))
+        begin_s += step.duration_s
+    return shared
 
 
 @dataclass(eq=False)
@@ -398,3 +477,99 @@ def _parsed(line: bytes) -> Event:
     except (ValueError, RecursionError):
         return {}
     return event if isinstance(event, dict) else {}
+
+
+BEFORE, BETWEEN, AFTER = "before its first loop", "between its loops", "after its last loop"
+
+_SEEN = 1 / 500  # of the run; a gap of less is not seen in a picture
+_LEAST_CALLS, _MOST_CALLS = 0.01, 3  # part of the run, number of functions
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of time; seconds on one clock."""
+
+    begin_s: float
+    end_s: float
+
+
+@dataclass
+class Timeline:
+    """The seconds of a run: `loops` and `outside` together are all of it."""
+
+    loops: list[float]  # of each loop, without loops inside of it
+    outside: dict[str, float]  # by BEFORE, BETWEEN and AFTER
+    calls: dict[str, dict[str, float]] = field(default_factory=dict)  # of these, the seconds of known calls, by name
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.loops) + sum(self.outside.values())
+
+    def described(self) -> list[str]:
+        """Returns what was outside of loops, and took a fiftieth of the time or more, in words."""
+        found = []
+        for where, seconds in self.outside.items():
+            if seconds >= 0.02 * self.total_s:
+                longest = sorted(self.calls[where].items(), key=lambda call: -call[1])[:3]
+                known = [f"{name} {taken_s:.1f} s" for name, taken_s in longest if taken_s >= 0.05]
+                inside = f" ({', '.join(known)})" if known else ""
+                found.append(f"{seconds / self.total_s:.0%} of the run, {seconds:.1f} s, were {where}{inside}")
+        return found
+
+
+def timeline(run: Span, passes: Sequence[Sequence[Span]], calls: Sequence[tuple[str, Span]] = ()) -> Timeline:
+    """Returns where the time of a run went.
+
+    Args:
+        run: from the script's begin to its end.
+        passes: of each loop over a loader, within the run; a pass may lie within one of another loop, which then waits.
+        calls: the name of a function, and a call of it; counted where they lie outside of all loops.
+    """
+    marks = sorted(
+        [(span.begin_s, 1, loop) for loop, spans in enumerate(passes) for span in spans]
+        + [(span.end_s, 0, loop) for loop, spans in enumerate(passes) for span in spans]
+    )
+    loops, gaps, open_loops, since_s = [0.0] * len(passes), list[Span](), list[int](), run.begin_s
+    for moment_s, begins, loop in marks:
+        if open_loops:
+            loops[open_loops[-1]] += moment_s - since_s
+        elif moment_s > since_s:
+            gaps.append(Span(since_s, moment_s))
+        since_s = moment_s
+        if begins:
+            open_loops.append(loop)
+        elif loop in open_loops:
+            open_loops.remove(loop)
+    if run.end_s > since_s or not marks:
+        gaps.append(Span(since_s, max(since_s, run.end_s)))
+    first_s = marks[0][0] if marks else run.end_s
+    outside = dict.fromkeys((BEFORE, BETWEEN, AFTER), 0.0)
+    named: dict[str, dict[str, float]] = {where: {} for where in outside}
+    for gap in gaps:
+        where = BEFORE if gap.begin_s < first_s else AFTER if marks and gap.begin_s >= marks[-1][0] else BETWEEN
+        outside[where] += gap.end_s - gap.begin_s
+        for name, call in calls:
+            inside_s = min(call.end_s, gap.end_s) - max(call.begin_s, gap.begin_s)
+            if inside_s > 0:
+                named[where][name] = named[where].get(name, 0.0) + inside_s
+    return Timeline(loops, outside, named)
+
+
+def lanes_of(run: Span, loops: Sequence[tuple[str, Sequence[Span]]], calls: Sequence[tuple[str, Span]]) -> list[Lane]:
+    """Returns the passes of each loop, by name, and the calls of functions that take long, to be drawn."""
+    total_s, by_name = run.end_s - run.begin_s, dict[str, list[Span]]()
+    for name, span in calls:
+        by_name.setdefault(name, []).append(span)
+    long = [(sum(one.end_s - one.begin_s for one in spans), name) for name, spans in by_name.items()]
+    kept = [name for seconds, name in sorted(long, reverse=True) if seconds >= _LEAST_CALLS * total_s][:_MOST_CALLS]
+    lanes = []
+    for name, spans in [*loops, *((name, by_name[name]) for name in kept)]:
+        drawn: list[tuple[float, float]] = []
+        for span in sorted(spans, key=lambda span: span.begin_s):
+            begin_s, end_s = span.begin_s - run.begin_s, span.end_s - run.begin_s
+            if drawn and begin_s - drawn[-1][1] < _SEEN * total_s:
+                drawn[-1] = drawn[-1][0], max(drawn[-1][1], end_s)
+            else:
+                drawn.append((begin_s, end_s))
+        lanes.append(Lane(name, sum(span.end_s - span.begin_s for span in spans), tuple(drawn)))
+    return lanes

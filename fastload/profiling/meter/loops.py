@@ -18,9 +18,8 @@ from fastload.errors import OptionError
 from fastload.profiling.verdict import Demands
 from fastload.system.advice import advice
 from fastload.timing.clocks import Clock, CudaClock, HostClock
-from fastload.timing.network import NetworkUse
 from fastload.timing.probe import Probe, WorkerInfo
-from fastload.timing.results import BatchWork, Step, Work
+from fastload.timing.results import BatchWork, NetworkUse, Step, Work
 
 
 def num_samples(batch: Any) -> int:

@@ -19,8 +19,7 @@ from fastload.profiling.verdict.loop_model import (
     own_time,
 )
 from fastload.profiling.verdict.replacement import PlainLoader
-from fastload.timing.network import NetworkUse
-from fastload.timing.results import NETWORK, STAGES, WAITING, BatchWork, Step, Work
+from fastload.timing.results import NETWORK, STAGES, WAITING, BatchWork, NetworkUse, Step, Work
 
 MAKING_STAGES = STAGES[:-1]
 """The stages of making a batch before its copy to the device, in order."""

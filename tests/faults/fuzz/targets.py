@@ -40,7 +40,7 @@ from fastload.sources.imagenet import parse_ground_truth, read_devkit
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import Arrays, Files, Listing, SourceOptions
 from fastload.sources.open_tree import open_tree
-from fastload.sources.tables.frame import read_rows
+from fastload.sources.tables import read_rows
 from sample_files import write_packed
 
 

@@ -15,18 +15,17 @@ from child_processes import in_a_fork
 
 from fastload.profiling.doctor import examine
 from fastload.profiling.doctor.examine import Recording, loader_that_binds
-from fastload.profiling.doctor.injected.copies import Gpu
-from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
-from fastload.profiling.doctor.loop_demands import demands_of
-from fastload.profiling.doctor.making import (
+from fastload.profiling.doctor.injected.loop_side import Gpu
+from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records, Span
+from fastload.profiling.doctor.loop_demands import (
+    demands_of,
     first_of_workers,
     keeps_transform,
     seen_at_work,
     shares_its_waits,
     slow_samples,
 )
-from fastload.profiling.doctor.step_trial import Recorded
-from fastload.profiling.doctor.timeline import Span
+from fastload.profiling.doctor.trials import Recorded
 from fastload.profiling.verdict import judge
 from fastload.profiling.verdict.sentences import OTHER_PROGRAMS
 from fastload.timing.results import BatchWork, Verdict, Work

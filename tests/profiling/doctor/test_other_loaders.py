@@ -12,8 +12,7 @@ import pytest
 
 from fastload.profiling.doctor.command import environment_for
 from fastload.profiling.doctor.loader_records import LoaderRecord, Records
-from fastload.profiling.doctor.loop_demands import demands_of
-from fastload.profiling.doctor.making import unseen
+from fastload.profiling.doctor.loop_demands import demands_of, unseen
 from fastload.profiling.verdict import judge
 
 # Modules of libraries that are not installed here, with loaders that are built as theirs are.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload.profiling.doctor.timeline import AFTER, BEFORE, BETWEEN, Span, lanes_of, timeline
+from fastload.profiling.doctor.loader_records import AFTER, BEFORE, BETWEEN, Span, lanes_of, timeline
 from fastload.timing.results import Lane
 
 times = st.floats(0, 100)

@@ -14,11 +14,9 @@ from small_files import random_pixels, write_foreign
 from fastload import FastLoader, PackedDataset
 from fastload.errors import OptionError
 from fastload.plan import ChunkWindow
-from fastload.profiling.bench.steps import TouchStep
-from fastload.profiling.tune.candidates import Candidate, DataTraits, TuneOptions
-from fastload.profiling.tune.search import Search
-from fastload.profiling.tune.selection import Row, Trial
-from fastload.profiling.tune.trials import Runner
+from fastload.profiling.bench.training_loop import TouchStep
+from fastload.profiling.tune.candidates import Candidate, DataTraits, Row, Trial, TuneOptions
+from fastload.profiling.tune.search import Runner, Search
 
 PACKED = {"rows": 400, "size": (16, 16, 3), "classes": "abcd", "chunk_rows": 20}
 BRIEF = {"seconds": 1.0, "batch_size": 32}

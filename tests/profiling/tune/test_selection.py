@@ -10,8 +10,21 @@ from hypothesis import strategies as st
 
 from fastload.errors import OptionError
 from fastload.plan import ChunkWindow
-from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, TuneOptions, candidates_of, parse_share
-from fastload.profiling.tune.selection import FED, TIE, WORSE_MIX, Row, Trial, can_still_win, choose
+from fastload.profiling.tune.candidates import (
+    FED,
+    STAGES,
+    TIE,
+    WORSE_MIX,
+    Candidate,
+    DataTraits,
+    Row,
+    Trial,
+    TuneOptions,
+    can_still_win,
+    candidates_of,
+    choose,
+    parse_share,
+)
 
 CANDIDATES = st.builds(
     Candidate,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastload.profiling.report.sections import key_figures
+from fastload.profiling.report.page import key_figures
 from fastload.profiling.verdict import Demands, judge
 from fastload.timing.results import BatchWork, Measured, Step, Work
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from fastload.profiling.verdict import CAUSES, Demands, judge
-from fastload.profiling.verdict.network import network_changes, network_facts, network_rate
-from fastload.timing.network import NetworkUse
-from fastload.timing.results import NETWORK, BatchWork, Step, Work
+from fastload.profiling.verdict.sentences import network_changes, network_facts, network_rate
+from fastload.timing.results import NETWORK, BatchWork, NetworkUse, Step, Work
 
 MIB = 2**20
 USE = NetworkUse(

@@ -17,9 +17,8 @@ from types import SimpleNamespace
 import pytest
 from simulated_machine import World, run
 
-from fastload.profiling.doctor.loader_records import Fetch
+from fastload.profiling.doctor.loader_records import Fetch, Span
 from fastload.profiling.doctor.loop_demands import contending, starts
-from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.demands import PACKED
 from fastload.timing.results import BatchWork, Step, Work

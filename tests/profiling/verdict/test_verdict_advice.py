@@ -25,15 +25,14 @@ import fastload
 from fastload import FastLoader, Meter, PackedDataset, Remote
 from fastload.cli import app
 from fastload.profiling.doctor import examine
-from fastload.profiling.doctor.making import unseen
+from fastload.profiling.doctor.loop_demands import unseen
 from fastload.profiling.verdict import judge
 from fastload.profiling.verdict.judge import WORTH
 from fastload.profiling.verdict.loop_model import FastLoaderCosts, FormatCosts, WorkerCosts
-from fastload.profiling.verdict.network import network_changes
 from fastload.profiling.verdict.replacement import PlainLoader
+from fastload.profiling.verdict.sentences import network_changes
 from fastload.system.advice import ADVICE
-from fastload.timing.network import NetworkUse
-from fastload.timing.results import NETWORK, WAITING, Work
+from fastload.timing.results import NETWORK, WAITING, NetworkUse, Work
 
 MIB = 2**20
 PACKED = {"rows": 40, "size": (16, 16, 3), "classes": "ab"}

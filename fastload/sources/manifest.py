@@ -23,21 +23,23 @@ from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
 from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, fill_value, split_path, stem_of
-from fastload.sources.box_forms import CORNERS, SIZED
-from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
-from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS, ClassFolders
-from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few, split_of_parts
-from fastload.sources.open_tree import open_tree
-from fastload.sources.tables.boxes import (
+from fastload.sources.boxes import (
     BOX_KEYS,
+    CORNERS,
     OBJECTS,
+    SIZED,
     box_columns,
     columns_with_boxes,
     nested_boxes,
     objects_of_lists,
     spread_boxes,
 )
-from fastload.sources.tables.frame import (
+from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
+from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS, ClassFolders
+from fastload.sources.image_index import ImageIndex, folder_splits
+from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few, split_of_parts
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tables import (
     DELIMITED,
     JSON_LINES,
     LABELS,
@@ -54,7 +56,6 @@ from fastload.sources.tables.frame import (
     values_of,
     without_escapes,
 )
-from fastload.sources.tables.image_index import ImageIndex, folder_splits
 from fastload.sources.tree import Tree, is_image, key_of
 from fastload.system.advice import advice
 
