@@ -428,7 +428,7 @@ def legend_of(file: PackedFile, marks: Sequence[Marks]) -> list[Entry]:
 
 
 def class_colour(index: int) -> Colour:
-    """Returns a colour unlike neighbouring indices' colours: hues a golden angle apart, in three brightnesses."""
+    """Returns a colour unlike neighbouring indices' colours: hues at steps of a golden angle, in three brightnesses."""
     hue = index * 0.61803398875 % 1.0
     red, green, blue = colorsys.hsv_to_rgb(hue, (0.85, 0.65, 0.95)[index % 3], (0.95, 0.8, 0.65)[index // 3 % 3])
     return round(red * 255), round(green * 255), round(blue * 255)

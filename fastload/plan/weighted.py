@@ -275,7 +275,7 @@ def checked_labels(given: Any, what: str) -> NDArray[np.int64]:
     return labels.astype(np.int64)
 
 
-class Drawn:
+class DrawnOrder:
     """Base of orders in which rows may come several times or not at all."""
 
     def positions_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -288,7 +288,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, eq=False)
-class WithReplacement(Drawn):
+class WithReplacement(DrawnOrder):
     """Each position has a row of its own drawing."""
 
     first_row: int
@@ -310,7 +310,7 @@ class WithReplacement(Drawn):
 
 
 @dataclass(frozen=True, eq=False)
-class WithoutReplacement(Drawn):
+class WithoutReplacement(DrawnOrder):
     """The rows of a weight over 0 in a weighted order, which is worked out when it is first asked for."""
 
     first_row: int
@@ -499,7 +499,7 @@ class ByClass:
 
 
 @dataclass(frozen=True, eq=False)
-class ClassOrder(Drawn):
+class ClassOrder(DrawnOrder):
     """Batches of classes: rounds of all classes in a random order, of each its next samples.
 
     Each round takes the next samples of each class, also of those it leaves out, so that a batch can be worked out

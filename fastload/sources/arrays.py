@@ -215,7 +215,7 @@ def _by_split(arrays: list[NamedArray], notes: list[str]) -> dict[str, list[Name
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _SplitArrays:
     """The arrays of one split."""
 
     name: str
@@ -225,7 +225,7 @@ class _Part:
     others: dict[str, NamedArray]  # the other numeric arrays, by the name of their column
 
 
-def _part(split: str, arrays: list[NamedArray], where: str, notes: list[str]) -> _Part:
+def _part(split: str, arrays: list[NamedArray], where: str, notes: list[str]) -> _SplitArrays:
     """Returns the arrays of a split by their role; refuses unequal lengths, wrong shapes, and a split of none."""
     left, roles = dict[str, NamedArray](), dict[str, NamedArray]()
     for array in arrays:
@@ -281,7 +281,7 @@ def _part(split: str, arrays: list[NamedArray], where: str, notes: list[str]) ->
         raise SourceError(f"{where}: arrays of unequal length: {shown}. {fix}")
     if num_rows == 0:
         raise SourceError(f"{where}: the arrays {first_few([array.name for array in used])} hold no row.")
-    return _Part(split, num_rows, used, roles, others)
+    return _SplitArrays(split, num_rows, used, roles, others)
 
 
 def _holds_images(array: NamedArray) -> bool:
@@ -323,7 +323,7 @@ def _fits_mask(masks: NamedArray, size: tuple[int, ...]) -> bool:
     return masks.shape[1:] in (size, (*size, 1), (1, *size))
 
 
-def _of_all(found: list[NamedArray | None], parts: list[_Part], what: str, where: str) -> list[NamedArray]:
+def _of_all(found: list[NamedArray | None], parts: list[_SplitArrays], what: str, where: str) -> list[NamedArray]:
     """Returns an array of each split, refused if only some splits have one; [] if none has."""
     lacking = [part.name for part, array in zip(parts, found, strict=True) if array is None]
     if lacking and len(lacking) < len(parts):
@@ -331,7 +331,7 @@ def _of_all(found: list[NamedArray | None], parts: list[_Part], what: str, where
     return [array for array in found if array is not None]
 
 
-def _images(parts: list[_Part], where: str) -> Arrays | None:
+def _images(parts: list[_SplitArrays], where: str) -> Arrays | None:
     rows = []
     for images in _of_all([part.roles.get("images") for part in parts], parts, "an array of images", where):
         axes, shape, _ = _form_of(images)
@@ -339,7 +339,7 @@ def _images(parts: list[_Part], where: str) -> Arrays | None:
     return joined_rows(rows) if rows else None
 
 
-def _masks(parts: list[_Part], where: str) -> Masks | None:
+def _masks(parts: list[_SplitArrays], where: str) -> Masks | None:
     """Returns the masks of all splits, None if there are none: uint8 in place or, of wider integers, from a copy.
 
     They are uint16 where they hold numbers above 255.
@@ -383,7 +383,7 @@ def _as_uint16(rows: Arrays, count: int) -> Arrays:
     return MemoryRows.of(values.astype(np.uint16))
 
 
-def _columns(parts: list[_Part], where: str, notes: list[str]) -> dict[str, Column]:
+def _columns(parts: list[_SplitArrays], where: str, notes: list[str]) -> dict[str, Column]:
     labels = {part.name: part.roles["labels"] for part in parts if "labels" in part.roles}
     needed = sum(array.num_bytes for array in (*labels.values(), *(a for part in parts for a in part.others.values())))
     if needed > available_memory():
@@ -398,7 +398,7 @@ def _columns(parts: list[_Part], where: str, notes: list[str]) -> dict[str, Colu
     return columns
 
 
-def _labels(parts: list[_Part], labelled: dict[str, NamedArray], notes: list[str]) -> tuple[str, Column]:
+def _labels(parts: list[_SplitArrays], labelled: dict[str, NamedArray], notes: list[str]) -> tuple[str, Column]:
     """Returns the column of labels and its name, `labels` or (for numbers that are no classes) `targets`."""
     given = list(labelled.values())
     classes = next((tuple(part.roles["names"].texts()) for part in parts if "names" in part.roles), given[0].names)

@@ -201,11 +201,11 @@ def find_tables(
         if table is None:
             images = index_of("").tree
             archive = next((key_of(name) for name in images.names if name.lower().endswith((".zip", ".tar"))), "")
-            beside = f" If they lie in {archive}: `--root {images.path / archive}`." if archive else ""
+            in_archive = f" If they lie in {archive}: `--root {images.path / archive}`." if archive else ""
             raise SourceError(
                 f"{tree.path / key_of(tree.file)}: no column names images that lie below {images.path}, by path or by "
                 "name without suffix. Give the folder of the images with `--root`, or the column with "
-                f"`--image-column`; download what only has an address.{beside}"
+                f"`--image-column`; download what only has an address.{in_archive}"
             )
         return [table]
     tables: list[ImageTable] = []

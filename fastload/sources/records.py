@@ -493,7 +493,7 @@ class _Decoder(NamedTuple):
     most: int = 2**31  # bytes of a field that are read: of an image few
 
 
-class _Shard(NamedTuple):
+class _MdsShard(NamedTuple):
     """One shard as an index.json describes it."""
 
     name: str  # path in the tree
@@ -511,7 +511,7 @@ def mds_evidence(tree: Tree) -> list[str]:
 
 def list_mds(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns the samples of MDS shards in their order; splits by the names of folders."""
-    found: dict[str, _Shard] = {}  # by name: an index for all folders names the same shards as those in them
+    found: dict[str, _MdsShard] = {}  # by name: an index for all folders names the same shards as those in them
     for i in _indexes(tree):
         found |= {shard.name: shard for shard in _shards_of(tree, i)}
     if not found:
@@ -554,7 +554,7 @@ def _head(tree: Tree, i: int) -> bytes:
     return b""
 
 
-def _shards_of(tree: Tree, i: int) -> list[_Shard]:
+def _shards_of(tree: Tree, i: int) -> list[_MdsShard]:
     """Returns the shards that an index.json names."""
     where, folder = tree.where(i), tree.names[i].removesuffix(_INDEX)
     try:
@@ -567,7 +567,7 @@ def _shards_of(tree: Tree, i: int) -> list[_Shard]:
     return shards
 
 
-def _shard(folder: str, one: dict[str, Any]) -> _Shard:
+def _shard(folder: str, one: dict[str, Any]) -> _MdsShard:
     if one["format"] != "mds" or one["version"] != 2:
         raise ValueError(f"a shard of format {one['format']!r}, version {one['version']!r}; read is 'mds', version 2")
     names = [one[key]["basename"] if one.get(key) else "" for key in ("raw_data", "zip_data")]
@@ -576,10 +576,10 @@ def _shard(folder: str, one: dict[str, Any]) -> _Shard:
     raw, packed = (posixpath.normpath(folder + name) if name else "" for name in names)
     fields = zip(one["column_names"], one["column_encodings"], [size or 0 for size in one["column_sizes"]], strict=True)
     compression = str(one.get("compression") or "").partition(":")[0]
-    return _Shard(raw, packed, compression, int(one["samples"]), int(one["raw_data"]["bytes"]), tuple(fields))
+    return _MdsShard(raw, packed, compression, int(one["samples"]), int(one["raw_data"]["bytes"]), tuple(fields))
 
 
-def _unpack(tree: Tree, shard: _Shard) -> Unpack:
+def _unpack(tree: Tree, shard: _MdsShard) -> Unpack:
     known: dict[str, Unpack] = {"gz": partial(blocks, gzip.open), "bz2": partial(blocks, bz2.open), "zstd": _zstd}
     if shard.compression not in known:
         folder = tree.given / shard.name.rpartition("/")[0]
@@ -616,7 +616,7 @@ def _zstd(file: IO[bytes]) -> Iterable[bytes]:
     yield from zstandard.ZstdDecompressor().read_to_iter(file, write_size=_BLOCK)
 
 
-def _records(tree: Tree, file: ShardFile, shard: _Shard) -> Iterator[Record]:
+def _records(tree: Tree, file: ShardFile, shard: _MdsShard) -> Iterator[Record]:
     """Yields the cells of each record of a shard; SourceError if it is not as its index says."""
     where = str(tree.path / key_of(file.name))
     if file.num_bytes != shard.num_bytes:

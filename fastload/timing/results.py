@@ -39,7 +39,7 @@ def with_schema(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Step:
+class LoopStep:
     """One step of a training loop; times in seconds."""
 
     begin_s: float  # when its batch was asked for, since the measurement began
@@ -57,7 +57,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkTime:
     """Seconds that threads spent on something: running on a CPU, and blocked by anything but the lack of a CPU."""
 
     running_s: float = 0.0  # on a CPU
@@ -67,11 +67,11 @@ class Work:
     def total_s(self) -> float:
         return self.running_s + self.blocked_s
 
-    def __add__(self, other: Work) -> Work:
-        return Work(self.running_s + other.running_s, self.blocked_s + other.blocked_s)
+    def __add__(self, other: WorkTime) -> WorkTime:
+        return WorkTime(self.running_s + other.running_s, self.blocked_s + other.blocked_s)
 
-    def __truediv__(self, count: int) -> Work:
-        return Work(self.running_s / count, self.blocked_s / count)
+    def __truediv__(self, count: int) -> WorkTime:
+        return WorkTime(self.running_s / count, self.blocked_s / count)
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,11 @@ class Measured:
 
     title: str
     command: str = ""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[LoopStep, ...] = ()
     num_steps: int = 0
     elapsed_s: float = 0.0
     samples_per_s: float = 0.0
-    stages: Mapping[str, Work] = field(default_factory=dict)
+    stages: Mapping[str, WorkTime] = field(default_factory=dict)
     headspace_samples_per_s: float | None = None
     headspace_how: str = ""
     readings: tuple[Mapping[str, float], ...] = ()
@@ -199,7 +199,9 @@ class Measured:
 class BatchWork:
     """The cost of making one batch, in seconds."""
 
-    stages: Mapping[str, Work]  # by stage of `STAGES` up to the hand-over, in the thread or process that makes batches
+    stages: Mapping[
+        str, WorkTime
+    ]  # by stage of `STAGES` up to the hand-over, in the thread or process that makes batches
     lock_s: float = 0.0  # part of their blocked time spent waiting for a lock of another thread or process
     slow_s: float = 0.0  # part of their time that slow samples took beyond the usual time of a sample
     runnable_s: float = 0.0  # additional time that the thread waited for a CPU
@@ -211,7 +213,7 @@ class BatchWork:
 
     def __add__(self, other: BatchWork) -> BatchWork:
         names = {**self.stages, **other.stages}
-        stages = {name: self.stages.get(name, Work()) + other.stages.get(name, Work()) for name in names}
+        stages = {name: self.stages.get(name, WorkTime()) + other.stages.get(name, WorkTime()) for name in names}
         sums = self.lock_s + other.lock_s, self.slow_s + other.slow_s, self.runnable_s + other.runnable_s
         return BatchWork(stages, *sums)
 
@@ -220,7 +222,7 @@ class BatchWork:
         return BatchWork(stages, self.lock_s / count, self.slow_s / count, self.runnable_s / count)
 
 
-def mean_stages(batches: Sequence[BatchWork]) -> dict[str, Work]:
+def mean_stages(batches: Sequence[BatchWork]) -> dict[str, WorkTime]:
     total = functools.reduce(operator.add, batches, BatchWork({}))
     return dict((total / max(1, len(batches))).stages)
 

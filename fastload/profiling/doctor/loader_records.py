@@ -20,7 +20,7 @@ from typing import Any
 
 from fastload.profiling.doctor.trials import Recorded
 from fastload.profiling.meter.loops import Thinned
-from fastload.timing.results import WAITING, BatchWork, Lane, NetworkUse, Step, Work
+from fastload.timing.results import WAITING, BatchWork, Lane, LoopStep, NetworkUse, WorkTime
 
 MOST_FETCHES = MOST_STEPS = 16_384
 """Number of batches of a loader whose making is read, and of steps kept (8 MB). Of more, an evenly spaced part is."""
@@ -66,7 +66,7 @@ def fetch_of(pid: int, event: Event) -> Fetch:
     the CPU time of the thread.
     """
     if "inside" in event:
-        work = BatchWork({name: Work(*value) for name, value in event["inside"]["work"].items()})
+        work = BatchWork({name: WorkTime(*value) for name, value in event["inside"]["work"].items()})
         return Fetch(pid, event["t"], 0.0, work)
     wall, delay = event["wall"], min(event["delay"], event["wall"])
     total_running = sum(cpu for _, cpu in event["parts"].values()) or 1e-12
@@ -100,7 +100,7 @@ def fetch_of(pid: int, event: Event) -> Fetch:
         blocked["reading"] += given - ran
     unknown -= explained
     blocked["reading"] += unknown
-    stages = {name: Work(running[name], blocked[name]) for name in {**running, **blocked}}
+    stages = {name: WorkTime(running[name], blocked[name]) for name in {**running, **blocked}}
     return Fetch(
         pid=pid,
         begin_s=event["t"],
@@ -142,10 +142,10 @@ _MOST = 64
 class StepRecord:
     """One step and the CPU time of its process meanwhile; seconds."""
 
-    step: Step
+    step: LoopStep
     running_s: float  # CPU time of all threads of the process in the step, outside the wait
     runnable_s: float  # time that the loop's thread was ready to run but had no CPU
-    receive: Work  # cost of receiving the batch, part of the wait
+    receive: WorkTime  # cost of receiving the batch, part of the wait
     host_s: float = 0.0  # time of the loop's thread in the step, its waits for the GPU included
     gpu_s: float | None = None  # time of a step on the GPU, the latest that was known; None: none was timed
     others_s: float = 0.0  # of the step, that the loop waited for batches of other loaders
@@ -163,7 +163,7 @@ def step_of(batch: Mapping[str, Any], step: Mapping[str, float]) -> StepRecord:
         hidden_s = min(wait_s, max(0.0, step["gpu"] - compute_s))
         wait_s, compute_s = wait_s - hidden_s, compute_s + hidden_s
     return StepRecord(
-        step=Step(
+        step=LoopStep(
             begin_s=begin_s,
             wait_s=wait_s,
             copy_s=step["copy"] + inside["copy"],
@@ -175,7 +175,7 @@ def step_of(batch: Mapping[str, Any], step: Mapping[str, float]) -> StepRecord:
         running_s=step["process_cpu"],
         runnable_s=step["delay"] + step["copy_delay"],
         others_s=step["others"],
-        receive=Work(max(0.0, batch["cpu"] - own_s), max(0.0, batch["into"][0] - batch["into"][1])),
+        receive=WorkTime(max(0.0, batch["cpu"] - own_s), max(0.0, batch["into"][0] - batch["into"][1])),
         host_s=step["wall"],
         gpu_s=step.get("gpu"),
     )
@@ -217,12 +217,12 @@ def _shared(records: list[StepRecord]) -> list[StepRecord]:
 
 @dataclass(eq=False)
 class LoaderRecord:
-    """One loader of one process, over all its epochs; `fetches` and `lines` after `Records.read_making`."""
+    """One loader of one process, over all its epochs; `fetches` and `lines` after `RecordedEvents.read_making`."""
 
     process: Event  # the `process` event of the process that iterates it
     facts: Event  # its `loader` event
     steps: Thinned[StepRecord] = field(default_factory=lambda: Thinned(MOST_STEPS))  # that have ended
-    last: deque[Step] = field(default_factory=lambda: deque(maxlen=50))  # the latest of them
+    last: deque[LoopStep] = field(default_factory=lambda: deque(maxlen=50))  # the latest of them
     # Of all steps: samples, and the time that they waited
     samples: int = 0
     wait_s: float = 0.0
@@ -230,7 +230,7 @@ class LoaderRecord:
     epochs: list[tuple[float, float]] = field(default_factory=list)  # as in `Demands`
     trials: list[Event] = field(default_factory=list)  # its `trial` events
     fetches: list[Fetch] = field(default_factory=list)  # how its batches were made
-    passes: list[Span] = field(default_factory=list)  # over it, as far as they have come
+    passes: list[Interval] = field(default_factory=list)  # over it, as far as they have come
     networks: list[NetworkUse | None] = field(default_factory=list)  # what came over the network in each of these
     trains: bool = False  # whether its loop ran backward
     shape: tuple[int, ...] = ()  # of the images in its first batch, four numbers; empty: it had none
@@ -294,7 +294,7 @@ class LoaderRecord:
             self.elapsed_s += one.step.duration_s
 
 
-class Records:
+class RecordedEvents:
     """A job's processes, and the loaders that they iterated: read repeatedly, each time only new events.
 
     The job may still run: lines that are incomplete or cannot be parsed are left out.
@@ -305,12 +305,12 @@ class Records:
         self.loaders: tuple[LoaderRecord, ...] = ()  # those with at least one step
         self.saw_torch = False  # whether any process imported torch's DataLoader
         self.faults: tuple[str, ...] = ()  # failures of the injected module
-        self.calls: dict[int, list[tuple[str, Span]]] = {}  # of known functions, by the pid of who called them
+        self.calls: dict[int, list[tuple[str, Interval]]] = {}  # of known functions, by the pid of who called them
         self._folder = folder
         self._files: dict[Path, _File] = {}
         self._makers: dict[int, LoaderRecord] = {}  # by a worker's pid
 
-    def read(self) -> Records:
+    def read(self) -> RecordedEvents:
         """Reads everything recorded so far, except how batches were made; returns itself."""
         for path in sorted(self._folder.glob("*.jsonl")):
             self._files.setdefault(path, _File(path))
@@ -358,7 +358,7 @@ class _File:
         self.loaders: dict[int, LoaderRecord] = {}  # by number
         self.saw_torch = False
         self.faults: list[str] = []
-        self.calls: list[tuple[str, Span]] = []  # of known functions, by name
+        self.calls: list[tuple[str, Interval]] = []  # of known functions, by name
         self.num_made = 0  # lines about the making of a batch
         self.seen: dict[tuple[str, ...], int] = {}  # as in `LoaderRecord`
         self._read_to = 0
@@ -389,7 +389,7 @@ class _File:
         elif kind == "torch":
             self.saw_torch = True
         elif kind == "call":
-            self.calls.append((str(event["name"]), Span(event["t"], event["t"] + event["s"])))
+            self.calls.append((str(event["name"]), Interval(event["t"], event["t"] + event["s"])))
         elif kind == "fault":
             self.faults.append(str(event["what"]))
         elif kind == "line":
@@ -429,11 +429,11 @@ class _File:
         elif kind == "iter":
             loader.take(None)
             self._last[number] = event
-            loader.passes.append(Span(event["t"], event["t"] + event["s"]))
+            loader.passes.append(Interval(event["t"], event["t"] + event["s"]))
             loader.networks.append(None)
             makers.update(dict.fromkeys(event.get("pids", ()), loader))
         elif kind in ("next", "end") and before is not None:
-            loader.passes[-1] = Span(loader.passes[-1].begin_s, event["t"] + event["wait"])
+            loader.passes[-1] = Interval(loader.passes[-1].begin_s, event["t"] + event["wait"])
             is_first = before["e"] == "iter"
             if event["step"] is not None and not is_first:
                 loader.take(step_of(before, event["step"]))
@@ -486,7 +486,7 @@ _LEAST_CALLS, _MOST_CALLS = 0.01, 3  # part of the run, number of functions
 
 
 @dataclass(frozen=True)
-class Span:
+class Interval:
     """A piece of time; seconds on one clock."""
 
     begin_s: float
@@ -517,7 +517,9 @@ class Timeline:
         return found
 
 
-def timeline(run: Span, passes: Sequence[Sequence[Span]], calls: Sequence[tuple[str, Span]] = ()) -> Timeline:
+def timeline(
+    run: Interval, passes: Sequence[Sequence[Interval]], calls: Sequence[tuple[str, Interval]] = ()
+) -> Timeline:
     """Returns where the time of a run went.
 
     Args:
@@ -529,19 +531,19 @@ def timeline(run: Span, passes: Sequence[Sequence[Span]], calls: Sequence[tuple[
         [(span.begin_s, 1, loop) for loop, spans in enumerate(passes) for span in spans]
         + [(span.end_s, 0, loop) for loop, spans in enumerate(passes) for span in spans]
     )
-    loops, gaps, open_loops, since_s = [0.0] * len(passes), list[Span](), list[int](), run.begin_s
+    loops, gaps, open_loops, since_s = [0.0] * len(passes), list[Interval](), list[int](), run.begin_s
     for moment_s, begins, loop in marks:
         if open_loops:
             loops[open_loops[-1]] += moment_s - since_s
         elif moment_s > since_s:
-            gaps.append(Span(since_s, moment_s))
+            gaps.append(Interval(since_s, moment_s))
         since_s = moment_s
         if begins:
             open_loops.append(loop)
         elif loop in open_loops:
             open_loops.remove(loop)
     if run.end_s > since_s or not marks:
-        gaps.append(Span(since_s, max(since_s, run.end_s)))
+        gaps.append(Interval(since_s, max(since_s, run.end_s)))
     first_s = marks[0][0] if marks else run.end_s
     outside = dict.fromkeys((BEFORE, BETWEEN, AFTER), 0.0)
     named: dict[str, dict[str, float]] = {where: {} for where in outside}
@@ -555,9 +557,11 @@ def timeline(run: Span, passes: Sequence[Sequence[Span]], calls: Sequence[tuple[
     return Timeline(loops, outside, named)
 
 
-def lanes_of(run: Span, loops: Sequence[tuple[str, Sequence[Span]]], calls: Sequence[tuple[str, Span]]) -> list[Lane]:
+def lanes_of(
+    run: Interval, loops: Sequence[tuple[str, Sequence[Interval]]], calls: Sequence[tuple[str, Interval]]
+) -> list[Lane]:
     """Returns the passes of each loop, by name, and the calls of functions that take long, to be drawn."""
-    total_s, by_name = run.end_s - run.begin_s, dict[str, list[Span]]()
+    total_s, by_name = run.end_s - run.begin_s, dict[str, list[Interval]]()
     for name, span in calls:
         by_name.setdefault(name, []).append(span)
     long = [(sum(one.end_s - one.begin_s for one in spans), name) for name, spans in by_name.items()]

@@ -16,7 +16,7 @@ from fastload.profiling.verdict import Demands
 from fastload.profiling.verdict.replacement import PlainLoader, completed, is_known, our_name
 from fastload.system.advice import advice
 from fastload.system.text import seconds_text
-from fastload.timing.results import WAITING, BatchWork, Step, Work
+from fastload.timing.results import WAITING, BatchWork, LoopStep, WorkTime
 
 # The first steps of a run include compilation, allocation and warm-up.
 _WARM_UP = 2
@@ -161,12 +161,12 @@ def starts(loader: LoaderRecord) -> tuple[float, ...]:
 
 def _times(work: BatchWork, count: float) -> BatchWork:
     """Returns the cost of so many batches."""
-    stages = {name: Work(one.running_s * count, one.blocked_s * count) for name, one in work.stages.items()}
+    stages = {name: WorkTime(one.running_s * count, one.blocked_s * count) for name, one in work.stages.items()}
     slow_s, lock_s, runnable_s = (count * seconds for seconds in (work.slow_s, work.lock_s, work.runnable_s))
     return replace(work, stages=stages, slow_s=slow_s, lock_s=lock_s, runnable_s=runnable_s)
 
 
-def contending(fetches: Sequence[Fetch], stride: int, steps: Sequence[Step]) -> tuple[float, ...]:
+def contending(fetches: Sequence[Fetch], stride: int, steps: Sequence[LoopStep]) -> tuple[float, ...]:
     """Returns for each step the mean number of CPUs that makers of batches wanted while it did its own work.
 
     Every `stride`-th batch is among the fetches. Empty: it is not known when batches were made.
@@ -174,7 +174,7 @@ def contending(fetches: Sequence[Fetch], stride: int, steps: Sequence[Step]) -> 
     spans = []
     for fetch in fetches:
         if fetch.wall_s > 0:  # and then it is handed over
-            end_s = fetch.begin_s + fetch.wall_s + fetch.work.stages.get("hand-over", Work()).running_s
+            end_s = fetch.begin_s + fetch.wall_s + fetch.work.stages.get("hand-over", WorkTime()).running_s
             spans.append((fetch.begin_s, end_s, fetch.work))
     if not spans:
         return ()
@@ -228,7 +228,7 @@ def seen_at_work(loader: LoaderRecord) -> tuple[str, list[str]]:
     total_s = sum(work.total_s for work in works)
     for part in ("decoding", "transform"):
         # Who looks needs the GIL, and sees more of the calls that free it: the looks only divide what was timed.
-        part_s = sum(work.stages.get(part, Work()).total_s for work in works)
+        part_s = sum(work.stages.get(part, WorkTime()).total_s for work in works)
         most = part_s / max(total_s, 1e-9) / max(1, sum(count for (at, _), count in calls.items() if at == part))
         shares = {call: most * count for (at, call), count in calls.most_common() if at == part and call}
         named = [f"{call} {share:.0%}" for call, share in shares.items() if share >= _SHARES][:_MOST_CALLS]
@@ -308,14 +308,14 @@ def first_of_workers(fetches: Sequence[Fetch]) -> set[int]:
 def explained(fetch: Fetch, waits: WaitShares) -> BatchWork:
     """Returns the cost of a batch, its unexplained waits assigned to locks and GIL as the kernel saw them."""
     work = fetch.work
-    reading = work.stages.get("reading", Work())
+    reading = work.stages.get("reading", WorkTime())
     # A thread that waits for the GIL is ready to run: another thread of its process holds it.
     gil_s = min(reading.blocked_s, waits.gil * fetch.unknown_blocked_s)
     waiting_s = min(reading.blocked_s - gil_s, waits.outward * fetch.unknown_blocked_s)
     stages = {
         **work.stages,
-        "reading": Work(reading.running_s, reading.blocked_s - gil_s - waiting_s),
-        WAITING: work.stages.get(WAITING, Work()) + Work(0.0, waiting_s),
+        "reading": WorkTime(reading.running_s, reading.blocked_s - gil_s - waiting_s),
+        WAITING: work.stages.get(WAITING, WorkTime()) + WorkTime(0.0, waiting_s),
     }
     lock_s = work.lock_s + waits.lock * fetch.unknown_blocked_s
     return replace(work, stages=stages, lock_s=lock_s, runnable_s=work.runnable_s + gil_s)

@@ -24,7 +24,7 @@ from fastload.errors import OptionError
 from fastload.profiling.verdict.loop_model import FastLoaderCosts, FormatCosts, WorkerCosts
 from fastload.system.machine import available_cpus
 from fastload.timing.probe import Probe
-from fastload.timing.results import Work
+from fastload.timing.results import WorkTime
 
 if TYPE_CHECKING:  # torch takes seconds to import
     import torch
@@ -406,13 +406,15 @@ def measure_fastloader(
                     samples += len(next(batches)[0])
             made_s = (time.process_time() - running_s) / samples * batch_size
             usual_s = (time.perf_counter() - begin_s) / samples * batch_size
-            costs = FastLoaderCosts(Work(made_s), begin_s=_begin_s(dataset, min(batch_size, count), transform, usual_s))
+            costs = FastLoaderCosts(
+                WorkTime(made_s), begin_s=_begin_s(dataset, min(batch_size, count), transform, usual_s)
+            )
             if own_s:
                 with torch_threads(recorded.threads if recorded is not None else max(1, round(own_cpus))):
                     shape = (batch_size, seen.channels, *seen.size)
                     step = TrialStep(recorded if share == 1 else None, own_s, shape, pause_s, around_s)
                     costs = _beside_steps(loader, costs, step, pause_s)
-            return replace(costs, batch=Work(made_s / share))
+            return replace(costs, batch=WorkTime(made_s / share))
 
 
 def _begin_s(dataset: PackedDataset, batch_size: int, transform: list[BaseTransform], usual_s: float) -> float:
@@ -528,7 +530,7 @@ def measure_worker(sizes: Sequence[int], *, as_one: bool = False) -> WorkerCosts
             break
     receive_s = times * (time.thread_time() - running_s - touched_s - unmapped_s) / count
     hand_s = times * (time.perf_counter() - begun_s) / count
-    return WorkerCosts(Work(hand_s), receive_s, times * touched_s / count, times * unmapped_s / count, start_s)
+    return WorkerCosts(WorkTime(hand_s), receive_s, times * touched_s / count, times * unmapped_s / count, start_s)
 
 
 class _Ready:

@@ -22,7 +22,7 @@ from fastload.profiling.meter.sampler import Sampler, environment, mean_others
 from fastload.profiling.verdict import Demands, judge
 from fastload.timing.clocks import Clock, HostClock
 from fastload.timing.probe import Probe, ask_for_ranges, is_probed, span
-from fastload.timing.results import BatchWork, Measured, NetworkUse, Step, Table, Verdict
+from fastload.timing.results import BatchWork, LoopStep, Measured, NetworkUse, Table, Verdict
 from fastload.timing.stopwatch import run_delay_reader
 
 
@@ -64,10 +64,10 @@ class Meter:
         self._nvml = nvml
         self._every_s = sample_every_s
         self._ranges = ranges
-        self._record: exports.Record | None = None
+        self._record: exports.LineLog | None = None
         self._clock: Clock | None = None if device is None else open_clock(device)
         self._sampler: Sampler | None = None
-        self._running: list[WatchedPass] = []  # innermost last
+        self._running: list[MeteredPass] = []  # innermost last
         self._loops: list[Loop] = []
         self._headspace: float | None = None
         self._where: Literal["outside", "inside", "after"] = "outside"  # its `with` block
@@ -129,7 +129,7 @@ class Meter:
         """
         if self._record is not None:
             raise OptionError(f"this Meter has a record already, {self._record.path}")
-        self._record = exports.Record(path, force=force)
+        self._record = exports.LineLog(path, force=force)
         self._record.append(exports.head_line())
 
     def write_csv(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -255,7 +255,7 @@ class Meter:
             epochs_s=tuple(loop.begins_s),
         )
 
-    def _begin(self, loader: Iterable[Any]) -> WatchedPass:
+    def _begin(self, loader: Iterable[Any]) -> MeteredPass:
         self._require_running("iterate over what watch() gave")
         loop = next((one for one in self._loops if one.loader() is loader), None)
         if loop is None:
@@ -266,7 +266,7 @@ class Meter:
         callback = (
             None if record is None else lambda number, step: record.append(exports.step_line(number, step, place))
         )
-        return WatchedPass(loader, loop, clock, self._running, self._begun_s, callback)
+        return MeteredPass(loader, loop, clock, self._running, self._begun_s, callback)
 
     def _note_reading(self, reading: Mapping[str, float]) -> None:
         if self._record is not None:
@@ -299,7 +299,7 @@ class Meter:
 class Watched:
     """An iterable over a loader whose passes are measured. Its length is the loader's."""
 
-    def __init__(self, loader: Any, begin: Callable[[Any], WatchedPass]) -> None:
+    def __init__(self, loader: Any, begin: Callable[[Any], MeteredPass]) -> None:
         self._loader = loader
         self._begin = begin
 
@@ -338,7 +338,7 @@ class _Open(NamedTuple):
     epoch: int | None  # whose first step it is
 
 
-class WatchedPass:
+class MeteredPass:
     """One pass over a loader, and the times of its steps. Used by one thread.
 
     It is one of the meter's `running` passes, innermost last: a watched loop may run inside the body of another one;
@@ -346,8 +346,8 @@ class WatchedPass:
     """
 
     def __init__(
-        self, loader: Any, loop: Loop, clock: Clock, running: list[WatchedPass], begun_s: float,
-        callback: Callable[[int, Step], None] | None,
+        self, loader: Any, loop: Loop, clock: Clock, running: list[MeteredPass], begun_s: float,
+        callback: Callable[[int, LoopStep], None] | None,
     ) -> None:  # fmt: skip
         self.loop = loop
         loop.timed_device = not isinstance(clock, HostClock)
@@ -533,5 +533,5 @@ class WatchedPass:
                 loop.epochs[step.epoch] = min(first_s, wait_s), end_s
             times = step.begin_s, wait_s, copy_s, transform_s, max(0.0, compute_s), step.samples, step.depth
             if self._callback is not None:
-                self._callback(loop.totals.steps, Step(*times))
+                self._callback(loop.totals.steps, LoopStep(*times))
             loop.add(times, step.work)

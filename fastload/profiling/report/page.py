@@ -32,7 +32,7 @@ from fastload.profiling.report.plots import (
 )
 from fastload.system.advice import advice
 from fastload.system.text import format_bytes, number_text, seconds_text, share_text
-from fastload.timing.results import Measured, Table, Work, with_schema
+from fastload.timing.results import Measured, Table, WorkTime, with_schema
 
 LONG = 110
 """Number of characters from which a sentence is set in a smaller font."""
@@ -271,7 +271,7 @@ def _stages(run: Measured) -> Section:
     heading, anchor = "What a batch costs, stage by stage", "stages"
     if not run.stages:
         return Section(heading, anchor, missing="The stages of this loader could not be measured separately.")
-    whole = sum(run.stages.values(), Work())
+    whole = sum(run.stages.values(), WorkTime())
     rows = []
     for stage, work in [*in_order(run.stages), ("all stages", whole)]:
         times = (seconds_text(seconds) for seconds in (work.running_s, work.blocked_s, work.total_s))

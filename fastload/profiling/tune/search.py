@@ -263,7 +263,7 @@ class Search:
         if disturbed:
             self._notes.append(
                 f"Other programs used up to {max(row.others_cpus or 0.0 for row in disturbed):.2f} of the "
-                f"{self.traits.cpus} CPUs beside {len(disturbed)} of {len(result.rows)} rows: these are not the "
+                f"{self.traits.cpus} CPUs during {len(disturbed)} of {len(result.rows)} rows: these are not the "
                 f"machine's figures. {advice('other programs')}"
             )
         if came:

@@ -34,7 +34,7 @@ from fastload.profiling.verdict.sentences import (
 )
 from fastload.system.advice import advice
 from fastload.system.text import seconds_text
-from fastload.timing.results import NETWORK, WAITING, Remedy, Verdict, Work
+from fastload.timing.results import NETWORK, WAITING, Remedy, Verdict, WorkTime
 
 _MADE = (*MAKING_STAGES, "lock contention", "a slow sample now and then")  # what the cost of a batch consists of
 
@@ -131,7 +131,7 @@ def _is_held(demands: Demands, stall_share: float) -> bool:
     if demands.others_cpus < _HELD * demands.cpus:
         return False
     batches, step_s = demands.batches, statistics.fmean(step.duration_s for step in demands.steps)
-    works = [sum(batch.stages.values(), Work()) for batch in batches]
+    works = [sum(batch.stages.values(), WorkTime()) for batch in batches]
     making_s, lacking_s = sum(work.total_s for work in works), sum(batch.runnable_s for batch in batches)
     seen_s = sum(work.running_s for work in works) / max(1, len(batches)) + demands.receive_s + demands.step_running_s
     own_cpus = demands.job_cpus or seen_s / step_s
@@ -197,7 +197,7 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
         return Remedy(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9), how)
 
     packs = demands.images and not demands.is_fastload
-    seconds = {name: costs.stages.get(name, Work()).total_s for name in _MADE}
+    seconds = {name: costs.stages.get(name, WorkTime()).total_s for name in _MADE}
     seconds["hand-over"] += model.receive_s + model.receive_blocked_s
     seconds["copy to the device"] = costs.copy_s
     if packs:
@@ -260,7 +260,7 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
 
 def _waits_most(demands: Demands, costs: Costs) -> bool:
     """Whether the dataset's code mostly sleeps or waits for the network while it makes a batch."""
-    waits_s = costs.stages.get(WAITING, Work()).total_s
+    waits_s = costs.stages.get(WAITING, WorkTime()).total_s
     # With fewer workers than CPUs, a mixture of all kinds of work has too few workers.
     least_s = (_MOSTLY if demands.workers < demands.cpus else 0.0) * costs.make_s
     return waits_s > least_s and waits_s == max(work.total_s for work in costs.stages.values())
@@ -288,7 +288,7 @@ def _choose(demands: Demands, costs: Costs, remedies: list[Remedy], step_s: floa
     if not remedies:
         return None
     best = remedies[0]
-    unusual_s = max(costs.stages.get(cause, Work()).total_s for cause in _UNUSUAL)
+    unusual_s = max(costs.stages.get(cause, WorkTime()).total_s for cause in _UNUSUAL)
     more_may_help = demands.workers < demands.cpus and unusual_s < _MUCH * costs.make_s
     is_limit = best.cause == "transform" and not best.how
     for remedy in remedies:

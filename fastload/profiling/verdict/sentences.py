@@ -170,12 +170,12 @@ def parts_of_step(verdict: Verdict, demands: Demands) -> list[str]:
     if alone_s > _APART * own_s:
         lines.append(
             f"these contradict each other: on one cached batch, without a loader, a step took {seconds_text(alone_s)}, "
-            f"longer than beside it; {advice('slowed down')}"
+            f"longer than next to it; {advice('slowed down')}"
         )
     elif alone_s and own_s > _APART * alone_s:
         why = advice("clock changed") if demands.timed_device else "CPUs are shared"
         lines.append(
-            f"on one cached batch, without a loader, a step took {seconds_text(alone_s)}, beside it "
+            f"on one cached batch, without a loader, a step took {seconds_text(alone_s)}, next to it "
             f"{seconds_text(own_s)}: {why}"
         )
     return lines

@@ -611,8 +611,8 @@ def run_pass(
     spec, placement = part.spec, drawn.placement
     between: list[tuple[int, ColourTransform | Eraser]] = [*part.colours, *([part.eraser] if part.eraser else [])]
     # Small samples that keep their size are rather moved all at once.
-    apart = drawn.resized or spec.channels * spec.height * spec.width > SMALL_SAMPLE_BYTES
-    if device.type == "cpu" and part.moves and apart and not between:
+    singly = drawn.resized or spec.channels * spec.height * spec.width > SMALL_SAMPLE_BYTES
+    if device.type == "cpu" and part.moves and singly and not between:
         if placement.padding is not None:
             upright = replace(placement, turned=np.zeros_like(placement.turned))
             images = place_images(gathered(images), upright, _pool)

@@ -17,7 +17,7 @@ from fastload.profiling.doctor.loader_records import LoaderRecord
 from fastload.profiling.doctor.trials import ImagesSeen, measure_fastloader, measure_worker
 from fastload.profiling.verdict import Demands
 from fastload.profiling.verdict.loop_model import WorkerCosts
-from fastload.timing.results import Work
+from fastload.timing.results import WorkTime
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ def test_what_turns_images_into_floats_is_part_of_the_change_where_batches_hold_
         lambda seen, *args, **kw: (tried.append(seen), measure_fastloader(seen, *args, **kw))[1],
     )
     # Workers that begin at once, so that some are worth it however busy this machine is.
-    monkeypatch.setattr(examine, "measure_worker", lambda sizes: WorkerCosts(Work(1e-4)))
+    monkeypatch.setattr(examine, "measure_worker", lambda sizes: WorkerCosts(WorkTime(1e-4)))
     dataset = Images(400)
     dataset.transform = ToTensor() if floats else ToNumpy()
     dataset.dtype = torch.float32 if floats else torch.uint8

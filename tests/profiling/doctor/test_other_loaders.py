@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from fastload.profiling.doctor.command import environment_for
-from fastload.profiling.doctor.loader_records import LoaderRecord, Records
+from fastload.profiling.doctor.loader_records import LoaderRecord, RecordedEvents
 from fastload.profiling.doctor.loop_demands import demands_of, unseen
 from fastload.profiling.verdict import judge
 
@@ -195,7 +195,7 @@ def run(folder, script):
     command = [sys.executable, "-W", "ignore", "train.py"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, cwd=folder)
     assert done.returncode == 0, done.stderr
-    records = Records(folder / "records").read()
+    records = RecordedEvents(folder / "records").read()
     assert records.faults == ()
     for found in records.loaders:
         records.read_making(found)

@@ -169,7 +169,7 @@ class LoaderState:
             self.is_due = False
             StepRecorder.begin(self.id, [one for one in _parts(batch) if hasattr(one, "shape")])
 
-    def told(self, now: float) -> str:
+    def extras(self, now: float) -> str:
         """Returns facts of a batch beyond its times, as a member of its event; "" for most loaders.
 
         A FastLoader reports its own figures; of a loader around another one, it is how many batches it took so far.
@@ -340,7 +340,7 @@ def _ask(state: LoaderState, following: Callable[[Any], Any], iterator: Any) -> 
         now = span.begin + wait
         received = [after - before for after, before in zip(metering.parts.get("into", into), into)]
         events.write(
-            _NEXT % (state.id, span.begin, wait, cpu, delay, *received, _handed_over(batch), step, state.told(now))
+            _NEXT % (state.id, span.begin, wait, cpu, delay, *received, _handed_over(batch), step, state.extras(now))
         )
         if state.trial is not None:
             state.trial.step_begins(state.id, now, wait)
