@@ -20,7 +20,7 @@ import click
 
 from fastload.cli import app
 from fastload.cli.command_line import Command, Commands
-from fastload.estimate.encodings import EncodingEstimates
+from fastload.estimate import EncodingEstimates
 from fastload.estimate.rates import DiskRate
 from fastload.inspection.chunk_layout import ChunkLayout
 from fastload.inspection.info import FileInfo

