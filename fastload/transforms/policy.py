@@ -22,19 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, is_whole
-from fastload.transforms.colour import (
-    BRIGHTNESS,
-    CONTRAST,
-    IDENTITY,
-    SATURATION,
-    ColourSteps,
-    ColourTransform,
-    apply_colour,
-    picked,
-    put,
-    row_blocks,
-    sample_blocks,
-)
+from fastload.transforms import colour
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine.buffers import as_bits, empty_images, sent
 from fastload.transforms.mixup import CutMix, MixingTransform, MixUp
@@ -47,7 +35,11 @@ OPERATIONS = (
 _CODES = {name: code for code, name in enumerate(OPERATIONS)}
 _MOVES = tuple(_CODES[name] for name in ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"))
 # Operations that run together: all moves, all blends with gray levels, and each of the others. Identity needs nothing.
-_BLENDS = {_CODES["Brightness"]: BRIGHTNESS, _CODES["Color"]: SATURATION, _CODES["Contrast"]: CONTRAST}
+_BLENDS = {
+    _CODES["Brightness"]: colour.BRIGHTNESS,
+    _CODES["Color"]: colour.SATURATION,
+    _CODES["Contrast"]: colour.CONTRAST,
+}
 _GROUPS = (_MOVES, tuple(_BLENDS), *((code,) for code in range(_CODES["Sharpness"], len(OPERATIONS))))
 
 Matrices = NDArray[np.float64]
@@ -125,8 +117,8 @@ class RandAugment(BaseTransform):
         output = empty_images(images, images.shape[1], self._pool).copy_(images)
         for codes, signs in self.rounds(draws):
             for group in _GROUPS:
-                for rows in row_blocks(np.flatnonzero(np.isin(codes, group)), images):
-                    put(output, rows, self._operated(picked(output, rows), codes[rows], signs[rows]))
+                for rows in colour.row_blocks(np.flatnonzero(np.isin(codes, group)), images):
+                    colour.put(output, rows, self._operated(colour.picked(output, rows), codes[rows], signs[rows]))
         return output
 
     def apply_masks(self, masks: torch.Tensor, draws: Draws, fill: int) -> torch.Tensor:
@@ -136,8 +128,8 @@ class RandAugment(BaseTransform):
         value = torch.tensor([fill], device="cpu").to(masks.dtype)
         for codes, signs in self.rounds(draws):
             matrices = _moves(self.strengths(*masks.shape[1:]), codes, signs, *masks.shape[1:])
-            for rows in row_blocks(np.flatnonzero(np.isin(codes, _MOVES)), images):
-                put(output, rows, sample_nearest(picked(output, rows), matrices[rows], value))
+            for rows in colour.row_blocks(np.flatnonzero(np.isin(codes, _MOVES)), images):
+                colour.put(output, rows, sample_nearest(colour.picked(output, rows), matrices[rows], value))
         return output[:, 0]
 
     def move_points(self, points: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
@@ -164,7 +156,7 @@ class RandAugment(BaseTransform):
         if code in _BLENDS:
             ops = np.array([_BLENDS[code] for code in codes.tolist()], dtype=np.int32)
             factors = (1 + signs * strengths["Color"]).astype(np.float32)
-            return apply_colour(images, ColourSteps(ops[:, None], factors[:, None]))
+            return colour.apply_colour(images, colour.ColourSteps(ops[:, None], factors[:, None]))
         if code == _CODES["Sharpness"]:
             factors = (1 + signs * strengths["Sharpness"]).astype(np.float32)
             return _sharpened(images, sent(factors, images.device))
@@ -267,7 +259,7 @@ def sample_nearest(images: torch.Tensor, matrices: Matrices, fill: torch.Tensor)
     source, target = as_bits(images).permute(0, 2, 3, 1), as_bits(output).permute(0, 2, 3, 1)
     _, height, width, channels = source.shape
     rows, columns = torch.arange(height, device=device)[:, None], torch.arange(width, device=device)
-    for part in sample_blocks(images):
+    for part in colour.sample_blocks(images):
         pixels = source[part]
         x, y = (
             (moves[part, axis, 0] * columns + (moves[part, axis, 1] * rows + moves[part, axis, 2])) >> _UNIT_BITS
@@ -306,7 +298,7 @@ def move_boxes(boxes: torch.Tensor, matrices: Matrices) -> torch.Tensor:
 _CHANCE = 1 << 20  # a stream that no index of the transforms within reaches
 
 
-class RandomApply(ColourTransform):
+class RandomApply(colour.ColourTransform):
     """Runs colour transforms, one after the other, on each image with probability p; the others stay as they are.
 
     Takes images (B, C, H, W), uint8 or uint16, of one or three channels, and keeps size and dtype.
@@ -319,12 +311,12 @@ class RandomApply(ColourTransform):
         OptionError: p is not within [0, 1]; there is no transform, or one that is no colour transform.
     """
 
-    def __init__(self, transforms: Sequence[ColourTransform], p: float = 0.5) -> None:
+    def __init__(self, transforms: Sequence[colour.ColourTransform], p: float = 0.5) -> None:
         super().__init__()
         self.transforms = _listed("RandomApply", transforms)
         self.p = probability("RandomApply", p)
         for one in self.transforms:
-            if not isinstance(one, ColourTransform):
+            if not isinstance(one, colour.ColourTransform):
                 raise OptionError(
                     f"RandomApply: {type(one).__name__} is no transform of colours, as ColorJitter is. Those that move "
                     f"pixels, erase or mix have p of their own."
@@ -339,14 +331,14 @@ class RandomApply(ColourTransform):
                 )
         return super().output(spec)
 
-    def steps(self, draws: Draws) -> ColourSteps:
+    def steps(self, draws: Draws) -> colour.ColourSteps:
         """Returns the steps of the transforms for the samples drawn, none for the others."""
         drawn = [one.steps(draws.stream(i)) for i, one in enumerate(self.transforms)]
         chosen = (draws.stream(_CHANCE).uniform() < self.p)[:, None]
         ops, factors = (
             np.concatenate(parts, axis=1) for parts in zip(*((s.ops, s.factors) for s in drawn), strict=True)
         )
-        return ColourSteps(np.where(chosen, ops, IDENTITY).astype(np.int32), factors)
+        return colour.ColourSteps(np.where(chosen, ops, colour.IDENTITY).astype(np.int32), factors)
 
 
 class RandomChoice(BaseTransform):

@@ -16,20 +16,7 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from fastload.profiling.report.plots import (
-    PARTS,
-    Panel,
-    Plot,
-    in_order,
-    into_series,
-    names_of,
-    parts_of,
-    plot_rate,
-    plot_readings,
-    plot_run,
-    plot_stages,
-    plot_steps,
-)
+from fastload.profiling.report import plots
 from fastload.system.advice import advice
 from fastload.system.text import format_bytes, number_text, seconds_text, share_text
 from fastload.timing.results import Measured, Table, WorkTime, with_schema
@@ -125,7 +112,7 @@ class Section:
 
     heading: str  # its title
     anchor: str  # its id within the run
-    plot: Plot | None = None  # None: there is none
+    plot: plots.Plot | None = None  # None: there is none
     missing: str = ""  # why there is no plot; empty: there is one, or the section never has one
     note: str = ""  # how to read the plot
     items: tuple[str, ...] = ()  # a list below the plot
@@ -143,13 +130,15 @@ def key_figures(run: Measured) -> list[tuple[str, str, str]]:
             remark = f"{number_text(run.headspace_samples_per_s / run.samples_per_s)} times this run"
         figures.append(("headspace, samples/s", number_text(run.headspace_samples_per_s), remark))
     if run.steps:
-        durations = parts_of(run.steps).sum(axis=0)
+        durations = plots.parts_of(run.steps).sum(axis=0)
         mean_s, waits = float(durations.mean()), shares(run)["wait"]
         if run.verdict:  # which also counts the waits at the ends of epochs
             mean_s, waits = run.verdict.step_s, run.verdict.stall_share
         figures.append(("a step, mean", seconds_text(mean_s), f"{run.num_steps:,} steps"))
         figures.append(("waiting for data", share_text(waits), "of the time of all steps"))
-    utilization = [mean_of(run, name) / 100 for name in names_of(run.readings) if name.endswith(".utilization_percent")]
+    utilization = [
+        mean_of(run, name) / 100 for name in plots.names_of(run.readings) if name.endswith(".utilization_percent")
+    ]
     if utilization:
         of = f"a duty cycle; {share_text(min(utilization))} to {share_text(max(utilization))}"
         remark = f"{of} on {len(utilization)} GPUs" if len(utilization) > 1 else "a duty cycle"
@@ -159,9 +148,9 @@ def key_figures(run: Measured) -> list[tuple[str, str, str]]:
 
 def shares(run: Measured) -> dict[str, float]:
     """Returns the share of the time of all steps that each part took, 0 to 1."""
-    sums = parts_of(run.steps).sum(axis=1)
+    sums = plots.parts_of(run.steps).sum(axis=1)
     whole = float(sums.sum()) or 1.0
-    return {part: float(value) / whole for part, value in zip(PARTS, sums, strict=True)}
+    return {part: float(value) / whole for part, value in zip(plots.PARTS, sums, strict=True)}
 
 
 def sections(run: Measured) -> list[Section]:
@@ -191,17 +180,17 @@ def _run(run: Measured) -> list[Section]:
         "From top to bottom: the passes of each loop over a loader, then calls that take long. Loops of less than 5 % "
         "of the run, and other processes, are not drawn."
     )
-    return [Section("The whole run", "course", plot_run(run), note=note)] if run.lanes else []
+    return [Section("The whole run", "course", plots.plot_run(run), note=note)] if run.lanes else []
 
 
 def _steps(run: Measured) -> Section:
     heading, anchor = "Steps over time", "steps"
     if not run.steps:
         return Section(heading, anchor, missing=NO_STEPS)
-    parts = parts_of(run.steps)
+    parts = plots.parts_of(run.steps)
     whole = parts.sum(axis=0)
     rows = []
-    for name, values in [*zip(PARTS, parts, strict=True), ("whole step", whole)]:
+    for name, values in [*zip(plots.PARTS, parts, strict=True), ("whole step", whole)]:
         middle, late = np.percentile(values, [50, 95])
         figures = (values.mean(), middle, late, values.max())
         share = float(values.sum() / (whole.sum() or 1.0))
@@ -213,7 +202,7 @@ def _steps(run: Measured) -> Section:
         f"them; a triangle at the edge marks one that is taller than the plot.{drawn}"
     )
     head = ("Part", "share", "mean", "median", "95 % below", "longest")
-    return Section(heading, anchor, plot_steps(run), note=note, tables=(Table("", head, tuple(rows)),))
+    return Section(heading, anchor, plots.plot_steps(run), note=note, tables=(Table("", head, tuple(rows)),))
 
 
 def _rate(run: Measured) -> Section:
@@ -226,35 +215,35 @@ def _rate(run: Measured) -> Section:
         note = (
             f"Dashed: the headspace, the rate of the same step without a loader{how}. No loader wins more on average."
         )
-    return Section(heading, anchor, plot_rate(run), note=note)
+    return Section(heading, anchor, plots.plot_rate(run), note=note)
 
 
 def _gpus(run: Measured) -> Section:
     heading, anchor = "GPU utilization", "gpu"
-    names = [name for name in names_of(run.readings) if name.startswith("gpu")]
+    names = [name for name in plots.names_of(run.readings) if name.startswith("gpu")]
     if not names:
         return Section(heading, anchor, missing=NO_GPU)
     tables = (table_of_gpus(run, names),)
-    panel = Panel(
+    panel = plots.Panel(
         "GPU utilization, %", {name: gpu_name(name) for name in names if name.endswith(".utilization_percent")}, top=100
     )
     if not panel.lines:
         missing = "The driver gave no utilization; a slice of a GPU (MIG) has none."
         return Section(heading, anchor, missing=missing, tables=tables)
-    plot = plot_readings(run, [panel], f"GPU utilization over the run. {means_text(run, panel, ' %')}")
+    plot = plots.plot_readings(run, [panel], f"GPU utilization over the run. {means_text(run, panel, ' %')}")
     return Section(heading, anchor, plot, note=DUTY_CYCLE, tables=tables)
 
 
 _PANELS = (
-    Panel("CPU cores busy", {"cpu_percent": "this job", "others_cpu_percent": "other programs"}, factor=0.01),
-    Panel("read from disk, MB/s", {"disk_read_bytes_per_s": "disk"}, factor=1e-6),
-    Panel("disk busy, %", {"disk_busy_percent": "disk"}, top=100),
+    plots.Panel("CPU cores busy", {"cpu_percent": "this job", "others_cpu_percent": "other programs"}, factor=0.01),
+    plots.Panel("read from disk, MB/s", {"disk_read_bytes_per_s": "disk"}, factor=1e-6),
+    plots.Panel("disk busy, %", {"disk_busy_percent": "disk"}, top=100),
 )
 
 
 def _machine(run: Measured) -> Section:
     heading, anchor = "CPU and disk", "cpu"
-    names = [name for name in names_of(run.readings) if not name.startswith("gpu")]
+    names = [name for name in plots.names_of(run.readings) if not name.startswith("gpu")]
     if not names:
         return Section(heading, anchor, missing="Neither CPU nor disk was read in this run.")
     tables = (table_of_readings(run, names),)
@@ -264,7 +253,7 @@ def _machine(run: Measured) -> Section:
         return Section(heading, anchor, tables=tables)
     label = " ".join(f"{panel.title}: {means_text(run, panel, '')}" for panel in panels)
     note = "The line is the mean of neighbouring readings, the band reaches from the lowest to the highest of them."
-    return Section(heading, anchor, plot_readings(run, panels, label), note=note, tables=tables)
+    return Section(heading, anchor, plots.plot_readings(run, panels, label), note=note, tables=tables)
 
 
 def _stages(run: Measured) -> Section:
@@ -273,7 +262,7 @@ def _stages(run: Measured) -> Section:
         return Section(heading, anchor, missing="The stages of this loader could not be measured separately.")
     whole = sum(run.stages.values(), WorkTime())
     rows = []
-    for stage, work in [*in_order(run.stages), ("all stages", whole)]:
+    for stage, work in [*plots.in_order(run.stages), ("all stages", whole)]:
         times = (seconds_text(seconds) for seconds in (work.running_s, work.blocked_s, work.total_s))
         rows.append((stage, *times, share_text(work.total_s / whole.total_s if whole.total_s else 0.0)))
     note = (
@@ -281,7 +270,7 @@ def _stages(run: Measured) -> Section:
         "is hidden as long as enough of them work ahead."
     )
     table = Table("", ("Stage", "on a CPU", "blocked", "together", "share"), tuple(rows))
-    return Section(heading, anchor, plot_stages(run), note=note, tables=(table,))
+    return Section(heading, anchor, plots.plot_stages(run), note=note, tables=(table,))
 
 
 PROCESSES = 6
@@ -303,7 +292,7 @@ def table_of_gpus(run: Measured, names: Sequence[str]) -> Table:
 
 def table_of_readings(run: Measured, names: Sequence[str]) -> Table:
     """Returns lowest, mean and highest of each reading; of many processes, only the busiest."""
-    found = {name: into_series(run.readings, name, len(run.readings) or 1) for name in names}
+    found = {name: plots.into_series(run.readings, name, len(run.readings) or 1) for name in names}
     known = {name: series.mean for name, series in found.items() if series is not None}
     processes = [name for name in known if "cpu_percent." in name]
     left_out = set(sorted(processes, key=lambda name: -float(known[name].mean()))[PROCESSES:])
@@ -324,7 +313,7 @@ def table_of_readings(run: Measured, names: Sequence[str]) -> Table:
     return Table("", ("Reading", "lowest", "mean", "highest"), tuple(rows))
 
 
-def means_text(run: Measured, panel: Panel, unit: str) -> str:
+def means_text(run: Measured, panel: plots.Panel, unit: str) -> str:
     """Returns each line's mean: `GPU 0 64.0 % on average.`"""
     means = {name: number_text(mean_of(run, key) * panel.factor) for key, name in panel.lines.items()}
     return f"{', '.join(f'{name} {mean}{unit} on average' for name, mean in means.items())}."
@@ -332,7 +321,7 @@ def means_text(run: Measured, panel: Panel, unit: str) -> str:
 
 def mean_of(run: Measured, name: str) -> float:
     """Returns the mean of a reading; NaN if there is none."""
-    series = into_series(run.readings, name, 1)
+    series = plots.into_series(run.readings, name, 1)
     return math.nan if series is None else float(series.mean[0])
 
 
