@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import cycle
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastload.dataset import PackedDataset
 from fastload.errors import OptionError
 from fastload.format.header import PackedFile
 from fastload.profiling.bench.faults import Fault, FaultFigures, KillFigures, measure_fault, measure_kill, parse_fault
@@ -181,9 +183,10 @@ def run_bench(
     finally:
         subject.close()
         result.left_in_cache = subject.left_in_cache
-        if (use := subject.network_use(since_s)) is not None:
-            result.network = tuple(network_facts(use))
-        subject.close_remote()
+        shards = subject.dataset.file.shard_files
+        if (use := shards.network_use()) is not None:
+            result.network = tuple(network_facts(replace(use, elapsed_s=time.perf_counter() - since_s)))
+        shards.close()  # nothing can be read from a URL after that
     return result
 
 
@@ -334,8 +337,8 @@ def measure_alone(subject: Subject, show: Show) -> AloneFigures:
     tick = counting(show, "the loader alone", 2 + warm_up + pairs)
     seconds = subject.options.seconds / (pairs * (1 if why_no_take else 2) + 1)
     before = process_memory(os.getpid())
-    subject.first_batch()  # includes imports
-    first = repeated(subject.first_batch, FIRST_BATCHES)
+    _first_batch_s(subject)  # includes imports
+    first = repeated(lambda: _first_batch_s(subject), FIRST_BATCHES)
     tick()
     subject.make_cold()
     with peak_memory(os.getpid()) as peak:
@@ -372,6 +375,17 @@ def measure_alone(subject: Subject, show: Show) -> AloneFigures:
         over_take=result.get("ratio"),
         why_no_take=why_no_take,
     )
+
+
+def _first_batch_s(subject: Subject) -> float:
+    """Returns the seconds from opening the file to the first batch: header, loader, threads, one batch."""
+    subject.make_cold()
+    begin = time.perf_counter()
+    dataset = subject.dataset if is_url(subject.path) else PackedDataset(subject.path, subject.options.split)
+    with closing(subject.loader(dataset)) as loader:
+        next(iter(loader))
+        subject.synchronize()
+        return time.perf_counter() - begin
 
 
 class BareTake:
