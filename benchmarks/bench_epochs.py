@@ -28,7 +28,7 @@ from typing import Any
 import fastload
 import harness
 from fastload import FastLoader, PackedDataset
-from fastload.profiling.bench.steps import SimulatedAccelerator
+from fastload.profiling.bench.training_loop import SimulatedAccelerator
 from fastload.transforms import RandomResizedCrop
 
 BATCH_SIZE = 256

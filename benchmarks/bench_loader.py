@@ -45,7 +45,7 @@ import harness
 from fastload import FastLoader, PackedDataset, inspect_file
 from fastload.format.header import read_header
 from fastload.format.ragged import Column
-from fastload.profiling.bench.alone import BareTake
+from fastload.profiling.bench.benchmark import BareTake
 from fastload.transforms import RandomResizedCrop
 from sample_files import write_packed
 

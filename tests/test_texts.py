@@ -27,7 +27,7 @@ from fastload.format.header import read_header
 from fastload.format.ragged import Column
 from fastload.format.texts import text_arrays, text_lists
 from fastload.inspection.info import inspect_file
-from fastload.inspection.overlay import labels_of
+from fastload.inspection.preview import labels_of
 from fastload.inspection.verify import verify_file
 from fastload.pack import pack_images
 from fastload.pack.index import index_files

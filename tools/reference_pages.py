@@ -21,20 +21,19 @@ import click
 
 from fastload.cli import app
 from fastload.cli.command_line import Command, Commands
-from fastload.estimate.encodings import EncodingEstimates
+from fastload.estimate import EncodingEstimates
 from fastload.estimate.rates import DiskRate
 from fastload.inspection.chunk_layout import ChunkLayout
-from fastload.inspection.compare import SourceReport
 from fastload.inspection.info import FileInfo
 from fastload.inspection.shuffle_quality import ShuffleQuality
-from fastload.inspection.verify import VerifyReport
+from fastload.inspection.verify import SourceReport, VerifyReport
 from fastload.options import declared
 from fastload.options.pack import PackCall
 from fastload.options.repack import AppendOptions, ExportOptions, MergeOptions, RepackOptions
 from fastload.profiling.bench.benchmark import BenchResult
 from fastload.profiling.bench.training_loop import LoopFigures
+from fastload.profiling.tune.candidates import Row
 from fastload.profiling.tune.search import Tuned
-from fastload.profiling.tune.selection import Row
 from fastload.profiling.verdict import CAUSES
 from fastload.remote.contents import CacheCheck, CacheContents
 from fastload.timing.results import SCHEMA, Measured, Verdict

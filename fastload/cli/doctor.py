@@ -18,7 +18,7 @@ from fastload.options import Option
 
 if TYPE_CHECKING:
     from fastload.profiling.doctor.examine import Examined
-    from fastload.profiling.doctor.loader_records import Records
+    from fastload.profiling.doctor.loader_records import RecordedEvents
 
 _FAULTS = 3
 
@@ -75,7 +75,7 @@ def _say_what_comes() -> None:
     click.echo("fastload doctor: the command has ended; changes are tried for some seconds", err=True)
 
 
-def _figures(records: Records) -> Mapping[str, str | float]:
+def _figures(records: RecordedEvents) -> Mapping[str, str | float]:
     """Returns the figures of the loader that takes the most time, for the panel."""
     loader = max(records.loaders, key=lambda found: found.elapsed_s, default=None)
     if loader is None:

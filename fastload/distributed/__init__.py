@@ -3,7 +3,8 @@
 Input: a `share` option, torch.distributed's process group, the environment. Output: a `Share` (rank, world size),
 and the largest or least of the numbers that all ranks give.
 
-Read first: `ranks` (works without torch), then `consensus` (imports torch.distributed).
+Read first: `ranks` (works without torch), then `consensus` (numbers, texts and nodes;
+imports torch.distributed).
 
 Imports only `errors` and `system`.
 """

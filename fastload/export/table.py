@@ -32,10 +32,10 @@ from fastload.format.ragged import Column, Moves
 from fastload.format.texts import CAPTION, count_name, text_lists
 from fastload.format.writer import writer_name
 from fastload.sources.assemble import Splits
-from fastload.sources.box_forms import BOXES, POINTS, form_by_names
+from fastload.sources.boxes import BOXES, POINTS, form_by_names
 from fastload.sources.exported import FORMAT, VERSION
 from fastload.sources.listing import Listing, first_few
-from fastload.sources.tables.frame import ESCAPED, Frame, columns_of, escape_formula, values_of
+from fastload.sources.tables import ESCAPED, Frame, columns_of, escape_formula, values_of
 from fastload.system.text import text_of
 
 MOST_COLUMNS = 256

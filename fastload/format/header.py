@@ -35,7 +35,7 @@ from fastload.format.ragged import RaggedExtent
 from fastload.format.shards import INDEX_AGAIN, Shards, read_shards
 from fastload.format.valid import CHANGED, FORMAT_VERSION, bad, open_hdf5
 from fastload.system.files import is_below
-from fastload.timing.network import NetworkUse
+from fastload.timing.results import NetworkUse
 
 __all__ = ["FORMAT_VERSION", "Field", "FileIdentity", "PackedFile", "open_hdf5", "read_header"]
 

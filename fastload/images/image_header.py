@@ -153,8 +153,8 @@ def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
         if isinstance(image, TiffImageFile):
             width, height = image.tag_v2[256], image.tag_v2[257]  # Pillow's size of a TIFF is upright since 11
         # Pillow looks for a PNG's orientation behind the pixels too, and decodes them to get there.
-        told = any(kind == b"eXIf" or data.startswith(_TELLING, start + 8) for kind, start, _ in _png_chunks(data))
-        orientation = orientation_of(image) if told or image.format != "PNG" else 1
+        said = any(kind == b"eXIf" or data.startswith(_TELLING, start + 8) for kind, start, _ in _png_chunks(data))
+        orientation = orientation_of(image) if said or image.format != "PNG" else 1
         try:
             frames = int(getattr(image, "n_frames", 1))
         except Exception:  # noqa: BLE001 - a damaged later frame may raise anything; the first is good

@@ -30,8 +30,8 @@ from fastload.prefetch.loader_plan import LoaderPlan
 from fastload.prefetch.producer import Producer
 from fastload.prefetch.work import Stage, Work
 from fastload.timing.clocks import InFlight, StreamWaits
-from fastload.timing.network import NetworkUse
 from fastload.timing.probe import MOST_DAMAGED_ROWS, LoaderStats, Probe, span
+from fastload.timing.results import NetworkUse
 
 _log = logging.getLogger("fastload")
 

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from fastload.dataset import PackedDataset, is_unpacked
 from fastload.device import open_backend
-from fastload.distributed.nodes import resolve_nodes
+from fastload.distributed.consensus import resolve_nodes
 from fastload.distributed.ranks import Nodes, Share, ShareOption, cpus_of_rank, process_group, resolve_share
 from fastload.errors import MissingFileError, OptionError, ShareError, check_choice, check_whole, is_whole
 from fastload.format.joined import check_list

@@ -21,7 +21,7 @@ from fastload.images.fit import Target, moved_coordinates, turned_coordinates
 from fastload.images.image_header import probe_image
 from fastload.options.pack import BoxesOf, BoxForm, PackOptions
 from fastload.pack.decisions import fitted_sizes
-from fastload.sources.box_forms import REACH, box_fits, reaches_out
+from fastload.sources.boxes import REACH, box_fits, reaches_out
 from fastload.sources.listing import Files, Listing, first_few
 
 REACHES_OUT = "reaches out of its image"

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, StateError, is_whole
-from fastload.plan.chunk_order import ChunkWindow
-from fastload.plan.class_batches import ClassBatches
 from fastload.plan.order import (
+    ChunkWindow,
     Drawing,
     Ends,
     Order,
@@ -41,6 +40,7 @@ from fastload.plan.shares import (
     share_bounds,
     share_ranks,
 )
+from fastload.plan.weighted import ClassBatches
 
 # Rows planned at a time: the batches cut from one block share the cost of Python. 0.1 MB. The first blocks of an epoch
 # are smaller, so that its first batch is there sooner, and little is planned in vain where a loop leaves it.

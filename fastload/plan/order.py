@@ -2,7 +2,7 @@
 
 Each order maps positions of the epoch's sequence, range(N), one to one to the planned rows of the file, and back. It
 is arithmetic on each position alone: positions may be any, in any number of calls, and N takes no memory. Orders that
-draw rows by weight or class (`weighted`, `class_batches`) have rows several times or not at all, and no way back.
+draw rows by weight or class (`weighted`) have rows several times or not at all, and no way back.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from typing import Any, Literal, Protocol, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import OptionError
-from fastload.plan.chunk_order import ChunkOrder, ChunkWindow
-from fastload.plan.class_batches import ClassBatches
-from fastload.plan.permutation import blockwise, derive_key, mix64, permute, unpermute
+from fastload.errors import OptionError, is_whole
+from fastload.plan.permutation import BLOCK, blockwise, derive_key, mix64, permute, subkeys, unpermute
 from fastload.plan.shares import Positions, rank_share, share_bounds, share_ranks
-from fastload.plan.weighted import Weighted
+from fastload.plan.weighted import ClassBatches, Weighted
 
 
 class Order(Protocol):
@@ -39,7 +37,7 @@ class Order(Protocol):
 
 
 # A number for each use of keys, so that no two permutations of an epoch share a key.
-_FULL, _PIECES, _GROUPS = 1, 5, 6  # `chunk_order` has 2 and 3, `epoch` 4, `weighted` 7, then 8, 9
+_FULL, _CHUNKS, _WINDOWS, _PIECES, _GROUPS = 1, 2, 3, 5, 6  # `epoch` has 4, `weighted` 7, then 8, 9
 
 # Batches whose rows are put together by likeness: more of them have batches more alike, and mix as much of the file.
 _GROUPED_BATCHES = 64
@@ -47,6 +45,24 @@ _GROUPED_BATCHES = 64
 # Steps from one aspect ratio, and one area, to the double. Batches of 8 of 4,000 sizes like COCO's are padded by 6 %
 # with them, by 7 % with 16 steps of aspect, and by 30 % without any; batches of sizes drawn evenly by 19, 31 and 51 %.
 _ASPECTS = _AREAS = 4
+
+
+@dataclass(frozen=True)
+class ChunkWindow:
+    """A shuffle that reads whole chunks: permutes the chunks, then mixes rows inside windows of them.
+
+    Attributes:
+        chunks: chunks of a window, at least 1. More of them mix better, and read more of the file at once.
+    """
+
+    chunks: int = 16
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.chunks) or self.chunks < 1:
+            raise OptionError(
+                f"ChunkWindow(chunks={self.chunks!r}): a window holds a whole number of chunks, 1 or more"
+            )
+        object.__setattr__(self, "chunks", int(self.chunks))  # NumPy's integers do not go into JSON
 
 
 Drawing = Weighted | ClassBatches
@@ -352,3 +368,133 @@ def likeness(sizes: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     steps: NDArray[np.int64] = np.rint(aspect).astype(np.int64)
     found: NDArray[np.int64] = steps * 2**8 + np.rint(area).astype(np.int64)
     return found
+
+
+class ChunkOrder:
+    """Chunk windows: permuted chunks one after another, their rows mixed inside windows of whole chunks.
+
+    Every chunk has chunk_rows rows except the first and the last, of which the split may own only a part. Of an index
+    chunks are counted through all of its rows, wherever shards begin, so that it has the order of one file of them. In
+    the sequence every chunk gets chunk_rows *slots*; short chunks leave their last slots empty. So slots are plain
+    arithmetic, and a position is its slot less the empty slots before it, of which there are at most two runs. With
+    chunks of 4 rows, rows 2..10 and the chunks in the order 1, 0, 2:
+
+        slot      0 1 2 3 | 4 5 . . | 8 9 10  .
+        position  0 1 2 3 | 4 5     | 6 7  8
+        row       4 5 6 7 | 2 3     | 8 9 10
+
+    Windows are counted from the first chunk of a rank's share and end with the share. A window is mixed by a keyed
+    bijection over its length, keyed by its first position.
+    """
+
+    def __init__(
+        self, rows: range, chunk_rows: int, window: ChunkWindow, *, seed: int, epoch: int, world_size: int
+    ) -> None:
+        self._rows, self._chunk_rows, self._world_size = rows, chunk_rows, world_size
+        self._chunk_key, self._window_key = (derive_key(seed, epoch, use) for use in (_CHUNKS, _WINDOWS))
+        self._first_chunk = rows.start // chunk_rows
+        self._num_chunks = max(1, -(-rows.stop // chunk_rows) - self._first_chunk)
+        self._window_chunks = min(window.chunks, self._num_chunks)
+        last = self._num_chunks - 1
+        missing = {0: rows.start % chunk_rows}
+        missing[last] = missing.get(last, 0) + -rows.stop % chunk_rows
+        # (index in the sequence, empty slots) of each short chunk, in order of index.
+        self._short_chunks = sorted(
+            (int(unpermute(np.array([chunk]), self._num_chunks, self._chunk_key)[0]), n)
+            for chunk, n in missing.items()
+            if n
+        )
+
+    def __call__(self, positions: Positions) -> NDArray[np.int64]:
+        """Returns rows of the file at positions of the epoch's sequence."""
+        if not positions.size:
+            return positions.copy()
+        slots = self._mixed_slots(positions)
+        in_sequence = blockwise(lambda part: part // self._chunk_rows, slots)
+        chunks = self._chunks(in_sequence)
+        rows = np.empty(positions.size, dtype=np.int64)
+        for first in range(0, positions.size, BLOCK):
+            part = slice(first, first + BLOCK)
+            offset = slots[part] - in_sequence[part] * self._chunk_rows
+            rows[part] = np.maximum(chunks[part] * self._chunk_rows, self._rows.start) + offset
+        return rows
+
+    def positions_of(self, rows: NDArray[np.int64]) -> Positions:
+        begins, offsets = self._unmixed(rows)
+        unmixed = begins + offsets
+        firsts, lengths = self._windows(unmixed)
+        keys = subkeys(self._window_key, firsts)
+        positions = np.empty_like(rows)
+        for n in set(lengths.tolist()):
+            here = np.flatnonzero(lengths == n)
+            positions[here] = firsts[here] + unpermute(unmixed[here] - firsts[here], n, keys[here])
+        return positions
+
+    def first_positions(self, rows: NDArray[np.int64]) -> Positions:
+        return self._windows(self._unmixed(rows)[0])[0]
+
+    def _unmixed(self, rows: NDArray[np.int64]) -> tuple[Positions, Positions]:
+        """Returns where the chunk of each row would begin, were no window mixed, and where in the chunk the row is."""
+        chunks = rows // self._chunk_rows
+        firsts = np.maximum(chunks * self._chunk_rows, self._rows.start)
+        index = blockwise(lambda part: unpermute(part - self._first_chunk, self._num_chunks, self._chunk_key), chunks)
+        return self._begins(index), rows - firsts
+
+    def _slots(self, positions: Positions) -> Positions:
+        for index, missing in self._short_chunks:
+            full_until = (index + 1) * self._chunk_rows - missing
+            positions = positions + (positions >= full_until) * missing
+        return positions
+
+    def _begins(self, indices: Positions) -> Positions:
+        """Returns the position at which each chunk of the sequence begins; N for indices past the last chunk."""
+        indices = np.minimum(indices, self._num_chunks)
+        begins = indices * self._chunk_rows
+        for index, missing in self._short_chunks:
+            begins = begins - (indices > index) * missing
+        return begins
+
+    def _windows(self, positions: Positions) -> tuple[Positions, Positions]:
+        """Returns first position and length of the window that each position lies in."""
+        share_first, share_stop = share_bounds(positions, len(self._rows), self._world_size)
+        index = self._slots(positions) // self._chunk_rows
+        share_index = self._slots(share_first) // self._chunk_rows
+        index = index - (index - share_index) % self._window_chunks
+        first = np.maximum(self._begins(index), share_first)
+        return first, np.minimum(self._begins(index + self._window_chunks), share_stop) - first
+
+    def _mixed_slots(self, positions: Positions) -> Positions:
+        """Returns the slot that each position's row comes from."""
+        slots = np.empty(positions.size, dtype=np.int64)
+        first = length = 0  # of a window
+        for begin in range(0, positions.size, BLOCK):
+            part = positions[begin : begin + BLOCK]
+            lowest, highest = int(part.min()), int(part.max())
+            if not first <= lowest < first + length:
+                first, length = (int(bound[0]) for bound in self._windows(part[:1]))
+            # Windows of small rows are far longer than a block: one key for all halves the cost.
+            if first <= lowest and highest < first + length:
+                mixed = permute(part - first, length, mix64(self._window_key + first)) + first
+            else:
+                firsts, lengths = self._windows(part)
+                keys = subkeys(self._window_key, firsts)
+                mixed = np.empty_like(part)
+                # All windows of a share have one length, except its last one and those with a short chunk.
+                for n in set(lengths.tolist()):
+                    here = np.flatnonzero(lengths == n)
+                    mixed[here] = firsts[here] + permute(part[here] - firsts[here], n, keys[here])
+            slots[begin : begin + BLOCK] = self._slots(mixed)
+        return slots
+
+    def _chunks(self, indices: Positions) -> NDArray[np.int64]:
+        """Returns the chunk of the file at each index of the sequence of chunks."""
+
+        def permuted(part: Positions) -> Positions:
+            return permute(part, self._num_chunks, self._chunk_key) + self._first_chunk
+
+        lowest, highest = int(indices.min()), int(indices.max())
+        if highest - lowest >= indices.size:
+            return blockwise(permuted, indices)
+        # Neighbouring positions share their chunks: permute each chunk once.
+        table = blockwise(permuted, np.arange(lowest, highest + 1))
+        return blockwise(lambda part: table[part - lowest], indices)

@@ -14,7 +14,7 @@ from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.ring import SLOTS_IN_COPY
 from fastload.prefetch.waiting import Patience
 from fastload.system.machine import available_memory
-from fastload.timing.network import NetworkUse
+from fastload.timing.results import NetworkUse
 
 Location = Literal["device", "host"]
 """Where rows are cached: in device memory, or in pinned memory of the host."""

@@ -31,7 +31,7 @@ from fastload.remote.sparse_copies import CachedDataset, dataset_in_memory, data
 from fastload.remote.urls import Remote, shown
 from fastload.system.files import write_at
 from fastload.system.text import format_bytes
-from fastload.timing.network import NetworkUse
+from fastload.timing.results import NetworkUse
 
 
 class ChunkRoom:

@@ -5,7 +5,8 @@ key, split and columns, and an object that reads its image (and mask) from any p
 
 Read first: `listing` (what a source returns), `tree` and `open_tree` (the files of a folder or archive), `folder` (the
 plainest layout), `assemble` (the end of every layout; images with masks), `spans` (readers of pieces of files),
-`layouts` (all of them, and how one is recognised). What tables of all formats share is in `tables`.
+`layouts` (all of them, and how one is recognised). What tables of all formats share is in `tables`, and in
+`manifest` what names images in them.
 
 To add a layout: one new module here with `list_NAME` and `NAME_evidence`, its mirrored test, one entry in
 `layouts.LAYOUTS`. Importing `layouts` imports all of them: a tenth of a second that `fastload info` does without.

@@ -26,9 +26,9 @@ from fastload.format.ragged import Column
 from fastload.format.texts import CAPTION, count_name, text_arrays
 from fastload.options.pack import SourceOptions
 from fastload.sources.assemble import Draft, Samples, Splits, stem_of
+from fastload.sources.image_index import ImageIndex, folder_splits
 from fastload.sources.listing import SPLITS, first_few
-from fastload.sources.tables.frame import plain_name
-from fastload.sources.tables.image_index import ImageIndex, folder_splits
+from fastload.sources.tables import plain_name
 from fastload.sources.tree import Tree, key_of
 from fastload.system.machine import available_memory
 from fastload.system.text import text_of, walk_json

@@ -31,7 +31,7 @@ from fastload.images.fit import Target, resample_mask
 from fastload.images.image_header import ImageHeader, check_size, header_of_pixels
 from fastload.options.pack import BoxesOf, BoxForm, SourceOptions
 from fastload.sources.assemble import Draft, Samples, Splits, header_of, split_path
-from fastload.sources.box_forms import (
+from fastload.sources.boxes import (
     CORNERS,
     SIZED,
     BoxSlots,

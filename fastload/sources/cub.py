@@ -18,7 +18,7 @@ from fastload.errors import SourceError
 from fastload.format.ragged import Column
 from fastload.options.pack import SourceOptions
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
-from fastload.sources.box_forms import SIZED
+from fastload.sources.boxes import SIZED
 from fastload.sources.tree import Tree, key_of
 
 IMAGES, LABELS, CLASSES = "images.txt", "image_class_labels.txt", "classes.txt"

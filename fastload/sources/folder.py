@@ -65,7 +65,7 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             f"`--labels {','.join(level)}`: {tree.given} is a folder of images, whose labels are its folders' names: "
             "`top` (the outermost, the default), `deepest` (the path to the image), `last` (the folder "
             "that it lies in) or `none`; or `names`, the words "
-            "beside the number in an image's name."
+            "next to the number in an image's name."
         )
     draft.leave_out_broken(tree)
     rows = find_images(tree)
@@ -360,8 +360,8 @@ def _classes(draft: Draft, found: ClassFolders, present: dict[str, set[str]]) ->
             )
     draft.note("NOT READ: folders without an image, but with other files, next to the classes", others)
     if annotations and len(classes) == 1 and classes[0].lower() in IMAGE_FOLDERS:
-        beside = first_few(sorted(annotations))
-        draft.notes.append(f"{key_of(classes[0])} is no class, as it lies next to {beside}.")
+        neighbours = first_few(sorted(annotations))
+        draft.notes.append(f"{key_of(classes[0])} is no class, as it lies next to {neighbours}.")
         return []
     for split, here in present.items():
         if here:

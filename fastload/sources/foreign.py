@@ -203,9 +203,9 @@ def arrays_in(tree: Tree) -> Iterator[Known]:
     for _, name in tree.not_images:
         if name.lower().endswith(".npy"):
             of_class.setdefault(name.rpartition("/")[0], []).append(name)
-    apart = len(of_class) > 1 and not split_of_parts(part for folder in of_class for part in folder.split("/"))
+    are_classes = len(of_class) > 1 and not split_of_parts(part for folder in of_class for part in folder.split("/"))
     fields = any(_FIELD.search(Path(name).stem) for of in of_class.values() for name in of)
-    if apart and "" not in of_class and not fields:
+    if are_classes and "" not in of_class and not fields:
         first = tuple([key_of(of[0]) for of in of_class.values()][:2])
         yield Known("arrays, one image each, in a folder a class", first, f"{IN_PYTHON.format(_ARRAYS)}.")
 
@@ -213,7 +213,7 @@ def arrays_in(tree: Tree) -> Iterator[Known]:
 def marked_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known]:
     """Yields the kinds that marks in a tree show; `paths`: last part -> whole paths that end in it."""
     images = [tree.names[i] for i in tree.images[:_LOOKED_AT].tolist()]
-    told = set[str]()
+    named = set[str]()
     for row in (row for row in FOREIGN if row.marks):
         if row.marks.startswith("*"):
             end = row.marks[1:]
@@ -222,8 +222,8 @@ def marked_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known]:
         else:
             of_each = [paths.get(mark, []) for mark in row.marks.split()]
             seen = [of[0] for of in of_each] if all(of_each) else []
-        if seen and row.way not in told:
-            told.add(row.way)
+        if seen and row.way not in named:
+            named.add(row.way)
             yield Known(row.what, tuple(map(key_of, seen[:2])), row.way)
 
 
@@ -240,9 +240,9 @@ def foreign_format(tree: Tree) -> str | None:
     images = len(tree.images)
     for row, at in _found(tree).items():
         if not images or (row.image and len(at) > images):
-            beside = f", and there are only {images} images that it reads" if images else ""
+            besides = f", and there are only {images} images that it reads" if images else ""
             found = f"{row.what} ({_named(tree, at)})"
-            return f"{tree.given}: fastload does not read {found}{beside}. {_way(tree, row, at[0])}"
+            return f"{tree.given}: fastload does not read {found}{besides}. {_way(tree, row, at[0])}"
     return None
 
 

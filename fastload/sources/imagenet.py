@@ -214,7 +214,7 @@ _NUMBERED = re.compile(r"((?:ILSVRC2012_)?(val|test)_\d+)\.\w+")
 _PREFIXED = re.compile(r"(n\d{8})_[^/]*")
 
 
-class _Part(NamedTuple):
+class _ImageSet(NamedTuple):
     """Images of the tree given, or of one archive in it; `prefix`: of their keys; `rows`: their positions.
 
     The split of all of them and the class of all of them are "" if their folders or names say it.
@@ -309,10 +309,10 @@ def list_imagenet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     )
 
 
-def _find_parts(draft: Draft, tree: Tree) -> list[_Part]:
+def _find_parts(draft: Draft, tree: Tree) -> list[_ImageSet]:
     """Returns the images of the tree itself, of archives of whole splits, and of archives of one class each."""
     draft.leave_out_broken(tree)
-    own = _Part("", tree, tree.images)
+    own = _ImageSet("", tree, tree.images)
     tree.known[own.rows] = True
     parts = [own] if len(own.rows) else []
     files = [(i, name, split_path(name)[1]) for i, name in tree.not_images]
@@ -344,7 +344,7 @@ def _of_split(base: str) -> str:
     return match[1].lower() if match else ""
 
 
-def _class_archives(draft: Draft, tree: Tree, positions: list[int], prefix: str, split: str) -> list[_Part]:
+def _class_archives(draft: Draft, tree: Tree, positions: list[int], prefix: str, split: str) -> list[_ImageSet]:
     """Returns the images of archives of one class each."""
     parts = []
     for position in positions:
@@ -358,14 +358,14 @@ def _class_archives(draft: Draft, tree: Tree, positions: list[int], prefix: str,
     return parts
 
 
-def _opened(draft: Draft, tree: Tree, position: int, prefix: str, split: str, wnid: str) -> _Part:
+def _opened(draft: Draft, tree: Tree, position: int, prefix: str, split: str, wnid: str) -> _ImageSet:
     """Returns the images of an archive inside a tree."""
     inner, name = list_inner_tar(tree, position), prefix + tree.names[position]
     draft.leave_out_broken(inner, f"{key_of(name)}/")
-    return _Part(f"{name}/", inner, inner.images, split or split_of_parts(name.split("/")[:-1]), wnid)
+    return _ImageSet(f"{name}/", inner, inner.images, split or split_of_parts(name.split("/")[:-1]), wnid)
 
 
-def _named_images(part: _Part) -> Iterator[_NamedImage]:
+def _named_images(part: _ImageSet) -> Iterator[_NamedImage]:
     """Yields split and class of each image by its path, in order."""
     by_folder: dict[str, _NamedImage] = {}
     for i in part.rows.tolist():
@@ -422,7 +422,7 @@ def _wnids(draft: Draft, tree: Tree, keys: list[str], images: list[_NamedImage],
     return [image.wnid or (known.get(image.stem, "") if image.split == "val" else "") for image in images]
 
 
-def _refuse_empty_classes(draft: Draft, tree: Tree, parts: list[_Part]) -> None:
+def _refuse_empty_classes(draft: Draft, tree: Tree, parts: list[_ImageSet]) -> None:
     """Refuses class folders and archives without an image, or notes them if they may be skipped."""
     holders = {folder for folder in tree.folders if WNID.fullmatch(folder.rpartition("/")[2])}
     empty = [part.prefix[:-1] for part in parts if part.wnid and len(part.rows) == 0]

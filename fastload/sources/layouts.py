@@ -23,9 +23,9 @@ from fastload.sources import (
     exported,
     folder,
     foreign,
-    hdf5,
     imagenet,
     library,
+    manifest,
     mask_folders,
     paired,
     parquet,
@@ -35,11 +35,10 @@ from fastload.sources import (
     yolo,
 )
 from fastload.sources.assemble import Draft, Samples, assemble
-from fastload.sources.box_forms import with_box_forms
+from fastload.sources.boxes import with_box_forms
 from fastload.sources.listing import Listing, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.signs import around_source, passed_over, refuse_by_signs
-from fastload.sources.tables import manifest
 from fastload.sources.tree import Tree, key_of
 
 Source = Callable[[Draft, Tree, SourceOptions], Samples]
@@ -112,7 +111,7 @@ LAYOUTS: dict[str, Layout] = {
         takes=(*_MASKS, "labels", "image_column", "captions", "boxes")),
     "arrays": Layout(arrays.list_arrays, arrays.arrays_evidence, "format",
         "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=(*_MASKS, "boxes")),
-    "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",
+    "hdf5": Layout(arrays.list_hdf5, arrays.hdf5_evidence, "format",
         "HDF5 of other writers: images and labels, fuel's, PCam's", decodes=False, takes=(*_MASKS, "boxes")),
     "yolo": Layout(yolo.list_yolo, yolo.yolo_evidence, "dataset",
         "YOLO, also Darknet's: images and text files of boxes, polygons or keypoints; data.yaml", takes=("boxes",)),

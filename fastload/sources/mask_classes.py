@@ -28,7 +28,6 @@ COLOURS = "Masks are colours"
 """Begins notes that say what palette a dataset has or lacks, which are of no use to whoever gives one."""
 
 _SAME_SHAPE = 0.01  # difference of aspect ratios up to which a mask of another size shows the whole of its image
-_IGNORED = 255  # how pixels without a class are packed, unless the dataset has a value for them; 65,535 of more classes
 _LOOKED_AT = 256  # masks, to find out what values they hold
 
 
@@ -71,8 +70,8 @@ def with_mask_options(
     if masks.palette and said.values == "auto" and not said.palette:
         said = replace(said, palette=masks.palette)
     classes, notes = _classes(masks, said)
-    told = [note for note in listing.notes if not (options.palette and note.startswith(COLOURS))]
-    listing = replace(listing, notes=(*told, *notes))
+    kept = [note for note in listing.notes if not (options.palette and note.startswith(COLOURS))]
+    listing = replace(listing, notes=(*kept, *notes))
     turned = listing.files if stored and not masks.drawn and isinstance(listing.files, Files) else None
     if classes is None and options.size == "same" and turned is None:
         return _with_padding(listing) if padded else listing

@@ -212,15 +212,15 @@ def find_pairs(tree: Tree, mask_files: str = "") -> Pairing:
         mask_files: a pattern of the paths of all masks, in which `*` stands for any characters; "": they are found.
     """
     if mask_files:
-        return _Search(tree, mask_files).search()
+        return _MaskSearch(_Groups(tree, mask_files)).search()
     if tree not in _FOUND:
-        _FOUND[tree] = _Search(tree).search()
+        _FOUND[tree] = _MaskSearch(_Groups(tree)).search()
     return _FOUND[tree]
 
 
 def pairs_of_photos(tree: Tree) -> list[Sign]:
     """Returns why two folders, or ends of names, are likely pairs of photographs, such as LR and HR; [] if none are."""
-    return list(_Search(tree).photo_pairs())
+    return list(_PhotoSearch(_Groups(tree)).search())
 
 
 def files_of(tree: Tree, group: Group) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -238,22 +238,15 @@ def split_of_folder(folder: str) -> str:
     return split_of_parts(parts) or (words.pop() if len(words) == 1 else "")
 
 
-class _Search:
-    """The search for the pairs of one tree."""
+class _Groups:
+    """The groups of a tree's images, and which of them agree by the names of their files."""
 
     def __init__(self, tree: Tree, mask_files: str = "") -> None:
-        self.tree, self.mask_files, self.pairing = tree, mask_files, Pairing()
+        self.tree, self.mask_files = tree, mask_files
         self.look = cache(partial(_look, tree))  # position -> what the file shows, its height and width
-        self.detail = cache(partial(_detail, tree))
-        self.groups = self._groups()
+        self.all = self._found()
 
-    def search(self) -> Pairing:
-        """Returns the pairs found."""
-        if len(self.groups) > 1 and any(map(self._may_be_masks, self.groups)):
-            self._pair()
-        return self.pairing
-
-    def _groups(self) -> list[Group]:
+    def _found(self) -> list[Group]:
         """Returns the groups of the tree; [] if they are too many to be kinds of images."""
         if len(self.tree.images) < 2:
             return []
@@ -294,106 +287,21 @@ class _Search:
                     found.append(replace(kind, lossy=lossy, sample=_spread(of, _SAMPLED), count=max(count, 1)))
         return found
 
-    def _may_be_masks(self, group: Group) -> bool:
+    def may_be_masks(self, group: Group) -> bool:
+        """Whether a group's files may be masks, by their form or name."""
         if group.chosen:
             return group.chosen[1]
-        return any(not name.lower().endswith(_LOSSY) for name in group.sample) or self._named(group)
+        return any(not name.lower().endswith(_LOSSY) for name in group.sample) or self.named(group)
 
-    def _named(self, group: Group) -> bool:
+    def named(self, group: Group) -> bool:
+        """Whether a group is called as masks are, or was chosen as masks."""
         return bool(group.chosen or _words(f"{group.pattern} {group.head} {group.tail}") & _MASK_WORDS)
 
-    def _at(self, name: str) -> int:
+    def position(self, name: str) -> int:
+        """Returns the position of a file in the tree."""
         return bisect_left(self.tree.names, walk_order(name), key=walk_order)
 
-    def _pair(self) -> None:
-        """Finds the pairs among the groups."""
-        found: dict[Group, list[Match]] = {}  # mask -> its images
-        photos: list[Match] = []
-        for mask in filter(self._may_be_masks, self.groups):
-            for image in self.groups:
-                match = self._match(image, mask) if image is not mask else None
-                if match is None:
-                    continue
-                verdict = self._verdict(match)
-                if verdict == "pair":
-                    found.setdefault(mask, []).append(match)
-                elif verdict == "photos":
-                    photos.append(match)
-        best = [min(matches, key=self._far) for matches in found.values()]
-        for match in best:
-            alike = [other.image.shown for other in found[match.mask] if self._far(other) == self._far(match)]
-            if len(set(alike)) > 1 and not match.words()[0] & _IMAGE_WORDS:
-                seen = f"{match.mask.shown} may be masks of {' or of '.join(alike)}, which have the same names"
-                self.pairing.unclear.append(Sign(seen, ("move those away that are not the images",)))
-        masks = {match.mask for match in best}
-        chosen: dict[Group, list[Match]] = {}
-        for match in best:
-            if match.image not in masks:
-                chosen.setdefault(match.image, []).append(match)
-        for matches in chosen.values():
-            self._choose(matches)
-        if not self.pairing.pairs:
-            self._without_pairs(photos)
-        else:
-            self._note_rest(masks)
-
-    def photo_pairs(self) -> Iterator[Sign]:
-        """Yields groups of photographs that are pairs by their names or what they show, of which classes know nothing.
-
-        More than `_MOST_VIEWS` groups side by side are classes; so are those whose numbers of files differ.
-        """
-        seen = set[Group]()
-        for image in self.groups:
-            beside = [other for other in self.groups if other is not image and self._may_be_view(image, other)]
-            for other in beside if len(beside) < _MOST_VIEWS else ():
-                match = self._match(image, other, photos=True) if other not in seen else None
-                if match and (why := self._why_views(match, alone=len(beside) == 1)):
-                    if self._same_bytes(match):
-                        yield Sign(
-                            f"{image.shown} and {other.shown} hold the same files, which would be packed twice",
-                            ("move one of the copies away",),
-                        )
-                        return
-                    yield self._sign_of_views(match, why)
-                    return
-            seen.add(image)
-
-    def _may_be_view(self, image: Group, other: Group) -> bool:
-        """Whether two groups lie side by side, in one split, and have equally many files."""
-        few, many = sorted((image.count, other.count))
-        counted = image.pattern != other.pattern  # of ends in one folder the sample tells about how many
-        return (
-            few >= (_EQUAL if counted else _AGREE_BY_NAME) * many
-            and max(map(len, _different(image.pattern, other.pattern))) <= 2
-            and split_of_folder(image.pattern) == split_of_folder(other.pattern)
-        )
-
-    def _same_bytes(self, match: Match) -> bool:
-        """Whether all compared files of two groups are copies of one another."""
-        sizes, files = self.tree.sizes, _spread(match.files, _COMPARED)
-        if any(sizes[a] != sizes[b] for a, b in files):
-            return False
-        try:
-            return all(self.tree.files.read(a) == self.tree.files.read(b) for a, b in files)
-        except ImageError:
-            return False
-
-    def _why_views(self, match: Match, *, alone: bool) -> str:
-        """Returns why two groups with equal names are pairs of photographs; "" if they are not."""
-        files = _spread(match.files, _COMPARED)
-        details = [(self.detail(a), self.detail(b)) for a, b in files]
-        known = [(one, other) for one, other in details if one and other]
-        if len(known) < 2 or not all(_same_view(*one.size, *other.size) for one, other in known):
-            return ""
-        names = match.image.pattern.rpartition("/")[2], match.mask.pattern.rpartition("/")[2]
-        words = [_words(" ".join(ends)) for ends in zip(names, (match.image.tail, match.mask.tail), strict=True)]
-        if alone and any(one in words[at] and other in words[1 - at] for one, other in _VIEWS for at in (0, 1)):
-            return "are called as the two images of pairs are"
-        if alone and _no_counter([match.image_core(self.tree.names[a]) for a, _ in match.files], match.image.count):
-            return "have names that agree by no chance"
-        return "show the same" if _alike(known) else ""
-
-    def _match(self, image: Group, mask: Group, *, photos: bool = False) -> Match | None:
+    def match(self, image: Group, mask: Group, *, photos: bool = False) -> Match | None:
         """Returns the match of two groups; None if their stems do not agree. `photos`: both show photographs."""
         if image.places.keys().isdisjoint(mask.places) or (image.chosen and image.chosen[1]):
             return None
@@ -411,7 +319,7 @@ class _Search:
                     pairs.append(at)
                     # The first file rules out most: classes may all have the same names.
                     shown = at[0 if few is mask else 1]
-                    if not photos and not self._named(mask) and self.look(shown)[0] == "photo":
+                    if not photos and not self.named(mask) and self.look(shown)[0] == "photo":
                         return None
                 elif n == 2 and not pairs:
                     break
@@ -441,23 +349,68 @@ class _Search:
         for at in range(start, min(start + 8, len(names))):
             there = split_path(names[at])[0][:-1] == other and stem_of(names[at]) == stem and names[at] != name
             if there and is_image(names[at]) and many.has(names[at]):
-                return self._at(name), at
+                return self.position(name), at
         return None
+
+
+class _MaskSearch:
+    """The search for the images and masks among the groups of a tree."""
+
+    def __init__(self, groups: _Groups) -> None:
+        self.groups, self.pairing = groups, Pairing()
+
+    def search(self) -> Pairing:
+        """Returns the pairs found."""
+        if len(self.groups.all) > 1 and any(map(self.groups.may_be_masks, self.groups.all)):
+            self._pair()
+        return self.pairing
+
+    def _pair(self) -> None:
+        """Finds the pairs among the groups."""
+        found: dict[Group, list[Match]] = {}  # mask -> its images
+        photos: list[Match] = []
+        for mask in filter(self.groups.may_be_masks, self.groups.all):
+            for image in self.groups.all:
+                match = self.groups.match(image, mask) if image is not mask else None
+                if match is None:
+                    continue
+                verdict = self._verdict(match)
+                if verdict == "pair":
+                    found.setdefault(mask, []).append(match)
+                elif verdict == "photos":
+                    photos.append(match)
+        best = [min(matches, key=self._far) for matches in found.values()]
+        for match in best:
+            alike = [other.image.shown for other in found[match.mask] if self._far(other) == self._far(match)]
+            if len(set(alike)) > 1 and not match.words()[0] & _IMAGE_WORDS:
+                seen = f"{match.mask.shown} may be masks of {' or of '.join(alike)}, which have the same names"
+                self.pairing.unclear.append(Sign(seen, ("move those away that are not the images",)))
+        masks = {match.mask for match in best}
+        chosen: dict[Group, list[Match]] = {}
+        for match in best:
+            if match.image not in masks:
+                chosen.setdefault(match.image, []).append(match)
+        for matches in chosen.values():
+            self._choose(matches)
+        if not self.pairing.pairs:
+            self._without_pairs(photos)
+        else:
+            self._note_rest(masks)
 
     def _verdict(self, match: Match) -> Literal["pair", "photos", ""]:
         """Returns whether a match is one of images and masks, or of photographs by names of images and masks."""
-        if self.mask_files:
+        if self.groups.mask_files:
             return "pair"
         by_image, by_mask = match.words()
         named = bool(by_mask & _MASK_WORDS) and not by_image & _MASK_WORDS
         both_named = named and bool(by_image & _IMAGE_WORDS)
         masks, images, same = set[Shows](), set[Shows](), True
         for image, mask in _spread(match.files, _PROBED):
-            shows, size = self.look(mask)
+            shows, size = self.groups.look(mask)
             masks.add(shows)
             if shows == "photo" and not both_named:
                 return ""
-            of_image, whole = self.look(image)
+            of_image, whole = self.groups.look(image)
             images.add(of_image)
             same &= 0 in (*size, *whole) or abs(size[1] * whole[0] / (size[0] * whole[1]) - 1) <= _SAME
         if "photo" in masks and (not both_named or "photo" in images):
@@ -470,11 +423,11 @@ class _Search:
         """Returns a value that is the smaller, the more likely the images of a match belong to its masks."""
         words, (folders, different) = match.words()[0], match.distance()
         shown = bool(words & _LESSER - _IMAGE_WORDS)  # pictures of masks
-        photo = self.look(match.files[0][0])[0] == "photo"
+        photo = self.groups.look(match.files[0][0])[0] == "photo"
         return not photo, shown, folders, not words & _IMAGE_WORDS, different
 
     def _shows(self, match: Match) -> set[Shows]:
-        return {self.look(mask)[0] for _, mask in _spread(match.files, _PROBED)}
+        return {self.groups.look(mask)[0] for _, mask in _spread(match.files, _PROBED)}
 
     def _choose(self, matches: list[Match]) -> None:
         """Adds the match of one group of images, of several with groups of masks."""
@@ -515,7 +468,7 @@ class _Search:
         of_images = {(match.image.pattern, match.image.head, match.image.tail) for match in paired}
         splits = {split_of_folder(match.image.pattern) for match in paired}
         kinds = [_words(match.image.pattern) - SPLITS.keys() for match in paired]
-        for group in self.groups:
+        for group in self.groups.all:
             words, split = _words(f"{group.pattern} {group.head} {group.tail}"), split_of_folder(group.pattern)
             if group in used or (group.pattern, group.head, group.tail) in of_images:
                 continue
@@ -536,49 +489,117 @@ class _Search:
     def _without_pairs(self, photos: list[Match]) -> None:
         """Notes what looks like pairs by its names."""
         if photos:
-            sign = self._sign_of_views(photos[0], "are called as images and masks are")
+            sign = _sign_of_views(self.groups.tree, photos[0], "are called as images and masks are")
             own = f"to pack {photos[0].image.shown} alone, give that folder itself"
             self.pairing.doubts.append(replace(sign, ways=(*sign.ways, own)))
             return
-        for mask in filter(self._named, self.groups):
-            beside = next((group for group in self.groups if self._is_beside(group, mask)), None)
-            if beside and self.look(self._at(mask.sample[0]))[0] in ("mask", "lines", "colours"):
-                a, b = (key_of(split_path(group.sample[0])[1]) for group in (beside, mask))
+        for mask in filter(self.groups.named, self.groups.all):
+            near = next((group for group in self.groups.all if _is_beside(group, mask)), None)
+            if near and self.groups.look(self.groups.position(mask.sample[0]))[0] in ("mask", "lines", "colours"):
+                a, b = (key_of(split_path(group.sample[0])[1]) for group in (near, mask))
                 seen = (
-                    f"{mask.shown} looks like masks of the images in {beside.shown}, but names do not agree "
+                    f"{mask.shown} looks like masks of the images in {near.shown}, but names do not agree "
                     f"({a} and {b}), or each image has several"
                 )
                 name = "give each image one mask of its name; all masks may have one beginning or end more"
-                self.pairing.doubts.append(Sign(seen, (name, f"to pack {beside.shown} alone, give that folder itself")))
+                self.pairing.doubts.append(Sign(seen, (name, f"to pack {near.shown} alone, give that folder itself")))
                 return
 
-    def _sign_of_views(self, match: Match, why: str) -> Sign:
-        """Returns the sign that two groups of photographs are pairs, with lines that pack them."""
-        tree, groups, lines, files = self.tree, (match.image, match.mask), list[str](), list[str]()
-        for group in groups:
-            folder, _, base = group.shown.rpartition("/")
-            name = (group.head + group.tail).strip("_-. ") or key_of(group.pattern.rpartition("/")[2])
-            files.append(f"{name}.h5" if f"{name}.h5" not in files else f"{name}_2.h5")
-            if base or "*" in folder:
-                found = f"sorted(Path({str(tree.path)!r}).glob({group.shown + ('.*' if base else '*')!r}))"
-                lines.append(f"`pack_images({found}, {files[-1]!r})`")
-            else:
-                lines.append(f"`fastload pack {shlex.quote(str(tree.path / group.pattern))} {shlex.quote(files[-1])}`")
-        sizes = [seen.size for at in match.files[0] if (seen := self.detail(at))]
-        sized = "of one size" if len(set(sizes)) == 1 else f"such as {' and '.join(f'{w}x{h}' for h, w in sizes)}"
-        read = ", ".join(f"FastLoader({file!r}, 16, shuffle='full')" for file in files)
-        return Sign(
-            f"{groups[0].shown} and {groups[1].shown} hold photographs of the same names ({sized}), which {why}: "
-            "pairs, as of an input and its target, which no classes are",
-            (f"for pairs, a file of each, whose rows have one order: {' and '.join(lines)}, read by `zip({read})`",),
+
+class _PhotoSearch:
+    """The search for pairs of photographs among the groups of a tree."""
+
+    def __init__(self, groups: _Groups) -> None:
+        self.groups = groups
+        self.features = cache(partial(_edge_features, groups.tree))
+
+    def search(self) -> Iterator[Sign]:
+        """Yields groups of photographs that are pairs by their names or what they show, of which classes know nothing.
+
+        More than `_MOST_VIEWS` groups side by side are classes; so are those whose numbers of files differ.
+        """
+        seen = set[Group]()
+        for image in self.groups.all:
+            near = [other for other in self.groups.all if other is not image and self._may_be_view(image, other)]
+            for other in near if len(near) < _MOST_VIEWS else ():
+                match = self.groups.match(image, other, photos=True) if other not in seen else None
+                if match and (why := self._why_views(match, alone=len(near) == 1)):
+                    if self._same_bytes(match):
+                        yield Sign(
+                            f"{image.shown} and {other.shown} hold the same files, which would be packed twice",
+                            ("move one of the copies away",),
+                        )
+                        return
+                    yield _sign_of_views(self.groups.tree, match, why)
+                    return
+            seen.add(image)
+
+    def _may_be_view(self, image: Group, other: Group) -> bool:
+        """Whether two groups lie side by side, in one split, and have equally many files."""
+        few, many = sorted((image.count, other.count))
+        counted = image.pattern != other.pattern  # of ends in one folder the sample tells about how many
+        return (
+            few >= (_EQUAL if counted else _AGREE_BY_NAME) * many
+            and max(map(len, _different(image.pattern, other.pattern))) <= 2
+            and split_of_folder(image.pattern) == split_of_folder(other.pattern)
         )
 
-    def _is_beside(self, image: Group, mask: Group) -> bool:
-        """Whether a group is called like images, and lies where another, called like masks, has its own."""
-        here, there = _different(image.pattern, mask.pattern)
-        by_image, by_mask = _words(" ".join(here)), _words(" ".join(there))
-        named = (by_mask - by_image) & _MASK_WORDS and not (by_image - by_mask) & _MASK_WORDS
-        return bool(named and (by_image - by_mask) & _IMAGE_WORDS)
+    def _same_bytes(self, match: Match) -> bool:
+        """Whether all compared files of two groups are copies of one another."""
+        sizes, files = self.groups.tree.sizes, _spread(match.files, _COMPARED)
+        if any(sizes[a] != sizes[b] for a, b in files):
+            return False
+        try:
+            return all(self.groups.tree.files.read(a) == self.groups.tree.files.read(b) for a, b in files)
+        except ImageError:
+            return False
+
+    def _why_views(self, match: Match, *, alone: bool) -> str:
+        """Returns why two groups with equal names are pairs of photographs; "" if they are not."""
+        files = _spread(match.files, _COMPARED)
+        details = [(self.features(a), self.features(b)) for a, b in files]
+        known = [(one, other) for one, other in details if one and other]
+        if len(known) < 2 or not all(_same_view(*one.size, *other.size) for one, other in known):
+            return ""
+        names = match.image.pattern.rpartition("/")[2], match.mask.pattern.rpartition("/")[2]
+        words = [_words(" ".join(ends)) for ends in zip(names, (match.image.tail, match.mask.tail), strict=True)]
+        if alone and any(one in words[at] and other in words[1 - at] for one, other in _VIEWS for at in (0, 1)):
+            return "are called as the two images of pairs are"
+        if alone and _no_counter(
+            [match.image_core(self.groups.tree.names[a]) for a, _ in match.files], match.image.count
+        ):
+            return "have names that agree by no chance"
+        return "show the same" if _alike(known) else ""
+
+
+def _sign_of_views(tree: Tree, match: Match, why: str) -> Sign:
+    """Returns the sign that two groups of photographs are pairs, with lines that pack them."""
+    groups, lines, files = (match.image, match.mask), list[str](), list[str]()
+    for group in groups:
+        folder, _, base = group.shown.rpartition("/")
+        name = (group.head + group.tail).strip("_-. ") or key_of(group.pattern.rpartition("/")[2])
+        files.append(f"{name}.h5" if f"{name}.h5" not in files else f"{name}_2.h5")
+        if base or "*" in folder:
+            found = f"sorted(Path({str(tree.path)!r}).glob({group.shown + ('.*' if base else '*')!r}))"
+            lines.append(f"`pack_images({found}, {files[-1]!r})`")
+        else:
+            lines.append(f"`fastload pack {shlex.quote(str(tree.path / group.pattern))} {shlex.quote(files[-1])}`")
+    sizes = [seen.size for at in match.files[0] if (seen := _edge_features(tree, at))]
+    sized = "of one size" if len(set(sizes)) == 1 else f"such as {' and '.join(f'{w}x{h}' for h, w in sizes)}"
+    read = ", ".join(f"FastLoader({file!r}, 16, shuffle='full')" for file in files)
+    return Sign(
+        f"{groups[0].shown} and {groups[1].shown} hold photographs of the same names ({sized}), which {why}: "
+        "pairs, as of an input and its target, which no classes are",
+        (f"for pairs, a file of each, whose rows have one order: {' and '.join(lines)}, read by `zip({read})`",),
+    )
+
+
+def _is_beside(image: Group, mask: Group) -> bool:
+    """Whether a group is called like images, and lies where another, called like masks, has its own."""
+    here, there = _different(image.pattern, mask.pattern)
+    by_image, by_mask = _words(" ".join(here)), _words(" ".join(there))
+    named = (by_mask - by_image) & _MASK_WORDS and not (by_image - by_mask) & _MASK_WORDS
+    return bool(named and (by_image - by_mask) & _IMAGE_WORDS)
 
 
 def _patterns(tree: Tree, many: int) -> dict[str, dict[tuple[str, ...], str]]:
@@ -726,14 +747,14 @@ def _are_thin(pixels: NDArray[np.int64]) -> bool:
     return 2 * int(rare.sum()) < _THIN * int((rare[:, 1:] != rare[:, :-1]).sum())
 
 
-class _Detail(NamedTuple):
+class _EdgeFeatures(NamedTuple):
     """Features of a photograph, to be compared with another of any size."""
 
     size: tuple[int, int]  # height, width
     edges: NDArray[np.float64]  # (2, E): differences of neighbouring pixels, and these without sign, of mean 0, norm 1
 
 
-def _detail(tree: Tree, i: int) -> _Detail | None:
+def _edge_features(tree: Tree, i: int) -> _EdgeFeatures | None:
     """Returns the details of an image file; None if it cannot be read, or shows one colour."""
     if tree.sizes[i] > _TOO_LARGE:
         return None
@@ -750,7 +771,7 @@ def _detail(tree: Tree, i: int) -> _Detail | None:
     edges = np.stack([steps, abs(steps)])
     edges -= edges.mean(axis=1, keepdims=True)
     norms = np.linalg.norm(edges, axis=1, keepdims=True)
-    return _Detail(size, edges / norms) if norms.all() else None
+    return _EdgeFeatures(size, edges / norms) if norms.all() else None
 
 
 def _same_view(height: int, width: int, other_height: int, other_width: int) -> bool:
@@ -758,7 +779,7 @@ def _same_view(height: int, width: int, other_height: int, other_width: int) -> 
     return abs(height * other_width - width * other_height) <= max(height, width, other_height, other_width)
 
 
-def _alike(pairs: list[tuple[_Detail, _Detail]]) -> bool:
+def _alike(pairs: list[tuple[_EdgeFeatures, _EdgeFeatures]]) -> bool:
     """Whether the two images of each pair are more alike than images of different pairs, by far or without exception.
 
     Images of different pairs are as much alike where all photographs are, as from one fixed camera.

@@ -30,9 +30,9 @@ from fastload.images.fit import Target
 from fastload.images.image_header import KINDS, ImageHeader, check_size, header_of_pixels, pillow_silenced, probe_image
 from fastload.options.pack import OnError
 from fastload.sources.assemble import Draft, Samples, Splits, assemble, fill_value
+from fastload.sources.boxes import nested_boxes
 from fastload.sources.listing import SPLITS, Listing, Masks, first_few
 from fastload.sources.spans import ListedFile, Paths
-from fastload.sources.tables.boxes import nested_boxes
 from fastload.sources.tree import FolderFiles, key_of
 
 _IMAGE_KEYS = ("image", "img", "pixel_values", "x")

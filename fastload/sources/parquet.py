@@ -32,12 +32,14 @@ from fastload.options.pack import SourceOptions
 from fastload.remote.ranges import open_binary
 from fastload.remote.urls import ObjectPath
 from fastload.sources.assemble import Draft, Samples, Splits, fill_value, keys_in_shards, split_path
+from fastload.sources.boxes import BOX_KEYS, OBJECTS, nested_boxes, objects_of_lists
 from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
+from fastload.sources.image_index import ImageIndex
 from fastload.sources.listing import Masks, first_few, split_of_parts
+from fastload.sources.manifest import IMAGE_COLUMNS, is_table, split_of_name
 from fastload.sources.open_tree import open_tree
 from fastload.sources.spans import FileSpans, JoinedFiles, ListedFile, UnpackedImages
-from fastload.sources.tables.boxes import BOX_KEYS, OBJECTS, nested_boxes, objects_of_lists
-from fastload.sources.tables.frame import (
+from fastload.sources.tables import (
     IMAGES,
     LABELS,
     MASK_COLUMNS,
@@ -54,8 +56,6 @@ from fastload.sources.tables.frame import (
     usual_names,
     values_of,
 )
-from fastload.sources.tables.image_index import ImageIndex
-from fastload.sources.tables.manifest import IMAGE_COLUMNS, is_table, split_of_name
 from fastload.sources.tree import Tree, is_image, key_of
 from fastload.system.advice import advice
 

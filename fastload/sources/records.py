@@ -16,7 +16,8 @@ listed, checksums of records when their images are read: else all images would b
     photos.tfrecord[.gz]                 one file, one split
 
 A format only yields the cells of each record, and images stay where they are in the shards; `list_records` finds out
-which cell is the image, and makes columns of the rest.
+which cell is the image, and makes columns of the rest. The checksum is CRC-32C (Castagnoli's polynomial; RFC 3720,
+B.4): 100 kB take 13 us compiled, 1 ms in NumPy.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
@@ -45,13 +46,12 @@ from fastload.options.pack import BoxForm, SourceOptions
 from fastload.remote.ranges import open_binary
 from fastload.remote.urls import ObjectPath
 from fastload.sources.assemble import Draft, Samples, Splits, fill_value, header_of, keys_in_shards
-from fastload.sources.box_forms import CORNERS, BoxSlots, in_stored_form
+from fastload.sources.boxes import BOX_KEYS, CORNERS, BoxSlots, box_columns, in_stored_form, label_column
 from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
 from fastload.sources.foreign import SHARD_NAME, in_python
 from fastload.sources.listing import SPLITS, Files, Masks, Reader, first_few, split_of_shard
 from fastload.sources.spans import FileSpans, JoinedFiles, ListedFile, ListedObject, UnpackedImages
-from fastload.sources.tables.boxes import BOX_KEYS, box_columns, label_column
-from fastload.sources.tables.frame import (
+from fastload.sources.tables import (
     IMAGES,
     LABELS,
     Frame,
@@ -64,7 +64,7 @@ from fastload.sources.tables.frame import (
 )
 from fastload.sources.tree import Tree, key_of
 from fastload.sources.webdataset import MASK_WORDS
-from fastload.system.crc32c import crc32c
+from fastload.system.native import library
 from fastload.system.text import read_json
 
 _BLOCK_BYTES, _AHEAD = 2**20, 8  # of a shard behind a URL
@@ -495,7 +495,7 @@ class _Decoder(NamedTuple):
     most: int = 2**31  # bytes of a field that are read: of an image few
 
 
-class _Shard(NamedTuple):
+class _MdsShard(NamedTuple):
     """One shard as an index.json describes it."""
 
     name: str  # path in the tree
@@ -513,7 +513,7 @@ def mds_evidence(tree: Tree) -> list[str]:
 
 def list_mds(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns the samples of MDS shards in their order; splits by the names of folders."""
-    found: dict[str, _Shard] = {}  # by name: an index for all folders names the same shards as those in them
+    found: dict[str, _MdsShard] = {}  # by name: an index for all folders names the same shards as those in them
     for i in _indexes(tree):
         found |= {shard.name: shard for shard in _shards_of(tree, i)}
     if not found:
@@ -556,7 +556,7 @@ def _head(tree: Tree, i: int) -> bytes:
     return b""
 
 
-def _shards_of(tree: Tree, i: int) -> list[_Shard]:
+def _shards_of(tree: Tree, i: int) -> list[_MdsShard]:
     """Returns the shards that an index.json names."""
     where, folder = tree.where(i), tree.names[i].removesuffix(_INDEX)
     try:
@@ -569,7 +569,7 @@ def _shards_of(tree: Tree, i: int) -> list[_Shard]:
     return shards
 
 
-def _shard(folder: str, one: dict[str, Any]) -> _Shard:
+def _shard(folder: str, one: dict[str, Any]) -> _MdsShard:
     if one["format"] != "mds" or one["version"] != 2:
         raise ValueError(f"a shard of format {one['format']!r}, version {one['version']!r}; read is 'mds', version 2")
     names = [one[key]["basename"] if one.get(key) else "" for key in ("raw_data", "zip_data")]
@@ -578,10 +578,10 @@ def _shard(folder: str, one: dict[str, Any]) -> _Shard:
     raw, packed = (posixpath.normpath(folder + name) if name else "" for name in names)
     fields = zip(one["column_names"], one["column_encodings"], [size or 0 for size in one["column_sizes"]], strict=True)
     compression = str(one.get("compression") or "").partition(":")[0]
-    return _Shard(raw, packed, compression, int(one["samples"]), int(one["raw_data"]["bytes"]), tuple(fields))
+    return _MdsShard(raw, packed, compression, int(one["samples"]), int(one["raw_data"]["bytes"]), tuple(fields))
 
 
-def _unpack(tree: Tree, shard: _Shard) -> Unpack:
+def _unpack(tree: Tree, shard: _MdsShard) -> Unpack:
     known: dict[str, Unpack] = {"gz": partial(blocks, gzip.open), "bz2": partial(blocks, bz2.open), "zstd": _zstd}
     if shard.compression not in known:
         folder = tree.given / shard.name.rpartition("/")[0]
@@ -618,7 +618,7 @@ def _zstd(file: IO[bytes]) -> Iterable[bytes]:
     yield from zstandard.ZstdDecompressor().read_to_iter(file, write_size=_BLOCK)
 
 
-def _records(tree: Tree, file: ShardFile, shard: _Shard) -> Iterator[Record]:
+def _records(tree: Tree, file: ShardFile, shard: _MdsShard) -> Iterator[Record]:
     """Yields the cells of each record of a shard; SourceError if it is not as its index says."""
     where = str(tree.path / key_of(file.name))
     if file.num_bytes != shard.num_bytes:
@@ -1132,3 +1132,51 @@ def _labels_of_boxes(tree: Tree, table: RecordTable, boxes: str) -> tuple[list[l
 
 def _as_list(cell: Cell) -> list[Any]:
     return cell if isinstance(cell, list) else [] if cell is None else [cell]
+
+
+_CRC_ALL = 0xFFFFFFFF
+_CRC_SHORT = 64  # bytes up to which a plain loop is the fastest
+_CRC_BLOCK = 512  # bytes whose remainders are looked up at once
+
+
+@cache
+def _crc_table() -> tuple[int, ...]:
+    """Returns the remainder of each byte."""
+    table = range(256)
+    for _ in range(8):
+        table = [value >> 1 ^ (0x82F63B78 if value & 1 else 0) for value in table]  # type: ignore[assignment]
+    return tuple(table)
+
+
+@cache
+def _crc_array() -> NDArray[np.uint32]:
+    return np.array(_crc_table(), np.uint32)
+
+
+@cache
+def _crc_by_distance() -> NDArray[np.uint32]:
+    """Returns the remainder of a byte (256) that so many bytes of zero follow (_CRC_BLOCK), the last column none."""
+    table = np.empty((_CRC_BLOCK, 256), np.uint32)
+    table[-1] = _crc_array()
+    for at in range(_CRC_BLOCK - 2, -1, -1):
+        table[at] = _crc_array()[table[at + 1] & 0xFF] ^ table[at + 1] >> 8
+    return table
+
+
+def crc32c(data: bytes) -> int:
+    """Returns the CRC-32C of bytes."""
+    if len(data) > _CRC_SHORT and (compiled := library()) is not None:
+        return int(compiled.fastload_crc32c(data, len(data), _crc_array().ctypes.data))
+    crc, table, rest = _CRC_ALL, _crc_table(), 0
+    if len(data) > _CRC_SHORT:
+        # A remainder is linear: each block's own, and what the one before becomes over its first four bytes.
+        rest = len(data) // _CRC_BLOCK * _CRC_BLOCK
+        blocks = np.frombuffer(data, np.uint8, rest).reshape(-1, _CRC_BLOCK)
+        by_distance = _crc_by_distance()
+        own = np.bitwise_xor.reduce(by_distance[np.arange(_CRC_BLOCK), blocks], axis=1)
+        first, second, third, fourth = by_distance[:4].tolist()
+        for remainder in own.tolist():
+            crc = remainder ^ first[crc & 0xFF] ^ second[crc >> 8 & 0xFF] ^ third[crc >> 16 & 0xFF] ^ fourth[crc >> 24]
+    for byte in data[rest:]:
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ _CRC_ALL

@@ -35,7 +35,7 @@ from fastload.sources.folder import (
     word_of,
 )
 from fastload.sources.listing import first_few
-from fastload.sources.tables.frame import JSON_LINES
+from fastload.sources.tables import JSON_LINES
 from fastload.sources.tree import Tree, key_of
 
 _TEXTS = (
@@ -172,11 +172,11 @@ def around_source(tree: Tree) -> list[str]:
 def signs_against_folder(tree: Tree, classes: Collection[str] = (), *, level: bool = False) -> list[Sign]:
     """Returns what in a tree with images speaks against a folder of images; `classes` are those it is added to."""
     folders = ClassFolders.of(tree)
-    beside = [*_data(tree, tree.not_images, 1), *_files_beside(folders, tree.not_images)]
-    told = {folder for sign in beside for folder in sign.folders}
+    found = [*_data(tree, tree.not_images, 1), *_files_beside(folders, tree.not_images)]
+    known = {folder for sign in found for folder in sign.folders}
     doubts = [] if level else [*_splits_or_versions(folders)] or [*_classes_in_doubt(folders, classes)]
     doubts += [] if level else _classes_by_name(folders)
-    return [*beside, *_other_folders(folders, told), *doubts]
+    return [*found, *_other_folders(folders, known), *doubts]
 
 
 def pack_command(source: str | Path, *options: str) -> str:
@@ -405,15 +405,15 @@ def _same_files(found: ClassFolders, others: Iterable[str]) -> Iterator[Sign]:
         yield Sign(f"{shown}: calibration, scenes or labels, which a class has not", (_table_way(tree),))
 
 
-def _other_folders(found: ClassFolders, told: set[str]) -> Iterator[Sign]:
-    """Yields the folders next to folders of images that hold other files alone, except those already in `told`."""
+def _other_folders(found: ClassFolders, known: set[str]) -> Iterator[Sign]:
+    """Yields the folders next to folders of images that hold other files alone, except those already in `known`."""
     others = []
     for split, names in found.without_images().items():
         others += [path for name in names if (path := f"{found.splits[split]}{name}/") in found.with_files]
     if found.named:
         tops = {f"{path[: path.find('/', len(found.around)) + 1]}" for path in found.with_files - {found.around}}
         others += sorted(tops - found.with_images)
-    if others := [path for path in dict.fromkeys(others) if path not in told]:
+    if others := [path for path in dict.fromkeys(others) if path not in known]:
         tree, inside = found.tree, tuple(others)
         suffixes = (Path(name).suffix.lower() for _, name in tree.not_images if name.startswith(inside))
         counts = Counter(suffix or "no suffix" for suffix in suffixes).most_common()

@@ -20,7 +20,7 @@ from fastload.errors import SourceError
 from fastload.format.ragged import Column
 from fastload.options.pack import SourceOptions
 from fastload.sources.assemble import Draft, Samples, children, split_path
-from fastload.sources.box_forms import CORNERS, BoxSlots, declared_size
+from fastload.sources.boxes import CORNERS, BoxSlots, declared_size
 from fastload.sources.listing import SPLIT_ORDER, first_few
 from fastload.sources.paired import Found, Key, MaskKind, Paired, list_paired
 from fastload.sources.tree import Tree, key_of

@@ -29,12 +29,12 @@ from fastload.format.ragged import Column
 from fastload.options.pack import SourceOptions
 from fastload.sources.archives import first_names, list_archive, tar_order
 from fastload.sources.assemble import Draft, Samples, Splits, fill_value
-from fastload.sources.box_forms import BOXES, POINTS
+from fastload.sources.boxes import BOXES, POINTS
 from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
 from fastload.sources.listing import Files, Masks, first_few, free_name, split_of_shard
 from fastload.sources.raw_rows import npy_header
 from fastload.sources.spans import JoinedFiles
-from fastload.sources.tables.frame import Values, categories, mostly_empty, usual_names
+from fastload.sources.tables import Values, categories, mostly_empty, usual_names
 from fastload.sources.tree import Tree, is_image, key_of
 from fastload.system.machine import available_memory
 from fastload.system.text import read_json

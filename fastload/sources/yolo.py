@@ -28,9 +28,9 @@ from fastload.errors import ImageError, MissingExtraError, SourceError
 from fastload.format.ragged import Column
 from fastload.options.pack import BoxForm, SourceOptions
 from fastload.sources.assemble import Draft, Samples, Splits, header_of, split_path, stem_of
-from fastload.sources.box_forms import BoxSlots, keypoints_column
+from fastload.sources.boxes import BoxSlots, keypoints_column
 from fastload.sources.listing import SPLITS, first_few, in_split_order, split_of_parts
-from fastload.sources.tables.manifest import in_class_folders, is_table
+from fastload.sources.manifest import in_class_folders, is_table
 from fastload.sources.tree import Tree, key_of
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -194,9 +194,9 @@ def _pair(tree: Tree) -> _Pairs:
     ]
     others = any(_OF_OTHERS.search(name) for _, name in tree.not_images)
     if 100 * len(texts) > len(images) and not others:  # a few texts among many images are notes
-        beside = [{i: names[i].rpartition(".")[0] for i in files} for files in (images, texts)]
-        ways += [({i: tuple(path.split("/")) for i, path in beside[0].items()}, in_labels, True)] if in_labels else []
-        ways += [(beside[0], beside[1], False), (_stems(tree, images), _stems(tree, texts), False)]
+        stems = [{i: names[i].rpartition(".")[0] for i in files} for files in (images, texts)]
+        ways += [({i: tuple(path.split("/")) for i, path in stems[0].items()}, in_labels, True)] if in_labels else []
+        ways += [(stems[0], stems[1], False), (_stems(tree, images), _stems(tree, texts), False)]
     for image_keys, text_keys, named in ways:
         text_of = {key: i for i, key in text_keys.items()}
         if labels := {i: text_of[key] for i, key in image_keys.items() if key in text_of}:
@@ -436,19 +436,19 @@ def _splits(draft: Draft, tree: Tree, about: _About, images: list[int], kept: li
         )
     chosen: dict[int, str] = {}
     several, alone, moved = list[str](), list[str](), set[str]()
-    apart = any(len(set(splits)) == 1 for splits in said.values())  # else train and val are the same images
+    differ = any(len(set(splits)) == 1 for splits in said.values())  # else train and val are the same images
     for i in kept:
         folder, entries = split_of_parts(tree.names[i].split("/")[:-1]), list(dict.fromkeys(said.get(i, ())))
-        if not entries and not folder and apart:
+        if not entries and not folder and differ:
             alone.append(key_of(tree.names[i]))
             continue
         if len(entries) > 1:
             several.append(key_of(tree.names[i]))
-        chosen[i] = folder if folder in entries or not entries or not apart else entries[0]
+        chosen[i] = folder if folder in entries or not entries or not differ else entries[0]
         moved |= {chosen[i]} - {folder}
     if moved:
         draft.notes.append(f"Splits by {about.file}: {', '.join(in_split_order(moved))}.")
-    said_twice = "are in the first of them" if apart else "are in none of them"
+    said_twice = "are in the first of them" if differ else "are in none of them"
     draft.note(f"Images that {about.file} names for several splits {said_twice}", several)
     draft.note(f"Images that {about.file} does not name were left alone", alone)
     return list(chosen), Splits.of(list(chosen.values()))

@@ -116,7 +116,7 @@ ADVICE = {
     "transform on the CPU": "make this Python code cheaper: smaller images, or one call for all of it that frees the "
     "GIL",
     "transform by FastLoader": "pack the images (fastload pack), and let FastLoader transform them",
-    "hand-over as one": "hand each batch over as one tensor, and take it apart in the loop: it has {count} now",
+    "hand-over as one": "hand each batch over as one tensor, and split it in the loop: it has {count} now",
     "worker start-up once": "make it cheaper: import less in the script that workers import again, or judge a longer "
     "run",
     "number of workers": "{name}={count} instead of {now}",
@@ -141,7 +141,7 @@ ADVICE = {
     "type channels_last": "images = images.contiguous(memory_format=torch.channels_last), first in the loop",
     "type persistent workers": "DataLoader(..., persistent_workers=True)",
     # where there is no verdict, or one without a cause
-    "end other programs": "what limits it without them cannot be told: end them, and run it again",
+    "end other programs": "what limits it without them is not known: end them, and run it again",
     "longer run": "a longer run hides that: judge one of {count} steps or more",
     "few steps": "only {count} steps were seen: a longer run gives firmer figures",
     "slowed down": "something else slowed it down then, so measure again",

@@ -675,7 +675,7 @@ SSE42 static uint32_t crc32c_sse42(uint32_t crc, const uint8_t *data, int64_t si
 }
 #endif
 
-/* `table`: of each byte, as system/crc32c.py makes it. */
+/* `table`: of each byte, as sources/records.py makes it. */
 EXPORT uint32_t fastload_crc32c(const uint8_t *data, int64_t size, const uint32_t *table)
 {
     uint32_t crc = 0xFFFFFFFF;

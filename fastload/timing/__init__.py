@@ -4,8 +4,7 @@ Input: what threads and processes do to a batch. Output: `BatchWork` (seconds by
 counts), `Measured` (everything that bench, doctor, tune and `Meter` print, draw and export).
 
 Read first: `results` (the figures and their units), `stopwatch` (a thread's time split into stages), `probe` (how a
-`FastLoader` reports each batch), `clocks` (the host's and a device's; what a device waited for). Then `network` (what
-came over the network).
+`FastLoader` reports each batch), `clocks` (the host's and a device's; what a device waited for).
 
 Imports nothing else of fastload.
 """

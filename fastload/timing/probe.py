@@ -16,8 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fastload.timing.network import NetworkUse
-from fastload.timing.results import BatchWork
+from fastload.timing.results import BatchWork, NetworkUse
 
 
 class WorkerInfo(NamedTuple):

@@ -9,7 +9,7 @@ import functools
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 SCHEMA = 1
@@ -39,7 +39,7 @@ def with_schema(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Step:
+class LoopStep:
     """One step of a training loop; times in seconds."""
 
     begin_s: float  # when its batch was asked for, since the measurement began
@@ -57,7 +57,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkTime:
     """Seconds that threads spent on something: running on a CPU, and blocked by anything but the lack of a CPU."""
 
     running_s: float = 0.0  # on a CPU
@@ -67,11 +67,11 @@ class Work:
     def total_s(self) -> float:
         return self.running_s + self.blocked_s
 
-    def __add__(self, other: Work) -> Work:
-        return Work(self.running_s + other.running_s, self.blocked_s + other.blocked_s)
+    def __add__(self, other: WorkTime) -> WorkTime:
+        return WorkTime(self.running_s + other.running_s, self.blocked_s + other.blocked_s)
 
-    def __truediv__(self, count: int) -> Work:
-        return Work(self.running_s / count, self.blocked_s / count)
+    def __truediv__(self, count: int) -> WorkTime:
+        return WorkTime(self.running_s / count, self.blocked_s / count)
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,11 @@ class Measured:
 
     title: str
     command: str = ""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[LoopStep, ...] = ()
     num_steps: int = 0
     elapsed_s: float = 0.0
     samples_per_s: float = 0.0
-    stages: Mapping[str, Work] = field(default_factory=dict)
+    stages: Mapping[str, WorkTime] = field(default_factory=dict)
     headspace_samples_per_s: float | None = None
     headspace_how: str = ""
     readings: tuple[Mapping[str, float], ...] = ()
@@ -199,7 +199,9 @@ class Measured:
 class BatchWork:
     """The cost of making one batch, in seconds."""
 
-    stages: Mapping[str, Work]  # by stage of `STAGES` up to the hand-over, in the thread or process that makes batches
+    stages: Mapping[
+        str, WorkTime
+    ]  # by stage of `STAGES` up to the hand-over, in the thread or process that makes batches
     lock_s: float = 0.0  # part of their blocked time spent waiting for a lock of another thread or process
     slow_s: float = 0.0  # part of their time that slow samples took beyond the usual time of a sample
     runnable_s: float = 0.0  # additional time that the thread waited for a CPU
@@ -211,7 +213,7 @@ class BatchWork:
 
     def __add__(self, other: BatchWork) -> BatchWork:
         names = {**self.stages, **other.stages}
-        stages = {name: self.stages.get(name, Work()) + other.stages.get(name, Work()) for name in names}
+        stages = {name: self.stages.get(name, WorkTime()) + other.stages.get(name, WorkTime()) for name in names}
         sums = self.lock_s + other.lock_s, self.slow_s + other.slow_s, self.runnable_s + other.runnable_s
         return BatchWork(stages, *sums)
 
@@ -220,6 +222,58 @@ class BatchWork:
         return BatchWork(stages, self.lock_s / count, self.slow_s / count, self.runnable_s / count)
 
 
-def mean_stages(batches: Sequence[BatchWork]) -> dict[str, Work]:
+def mean_stages(batches: Sequence[BatchWork]) -> dict[str, WorkTime]:
     total = functools.reduce(operator.add, batches, BatchWork({}))
     return dict((total / max(1, len(batches))).stages)
+
+
+_STATES = ("url", "in_flight", "allowed", "dataset_bytes", "room_bytes", "nodes", "by_node")
+
+
+@dataclass(frozen=True)
+class NetworkUse:
+    """Counts of this process's fetches of one dataset in some time; all zero for a file of this machine.
+
+    `+` and `-` add and subtract the counts; the result keeps the left side's other values.
+    """
+
+    elapsed_s: float = 0.0  # of the time
+    bytes: int = 0  # of chunks that came
+    chunks: int = 0  # that came
+    again: int = 0  # of these, chunks that had come before and were evicted since
+    hits: int = 0  # chunks that were found in the cache
+    requests: int = 0  # that were sent, each try
+    retries: int = 0  # of these, tries after one that failed
+    refused: int = 0  # tries that the server refused for their number
+    busy_s: float = 0.0  # of all tries together, from sending one to the end of its answer
+    waited_s: float = 0.0  # of all threads together, in which they needed chunks that had not come
+    url: str = ""
+    in_flight: int = 0  # requests that `Remote` allows at once
+    allowed: float = 0.0  # requests that the server bears at once, as far as it refused some
+    dataset_bytes: int = 0  # of all objects
+    room_bytes: int = 0  # of the cache
+    nodes: int = 1  # machines that train together
+    by_node: bool = False  # whether each of them has a share of its own: share="node"
+
+    def __add__(self, other: NetworkUse) -> NetworkUse:
+        return self._with(other, 1)
+
+    def __sub__(self, other: NetworkUse) -> NetworkUse:
+        return self._with(other, -1)
+
+    def _with(self, other: NetworkUse, sign: int) -> NetworkUse:
+        counts: dict[str, Any] = {
+            one.name: getattr(self, one.name) + sign * getattr(other, one.name)
+            for one in fields(self)
+            if one.name not in _STATES
+        }
+        return replace(self, **counts)
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bytes / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def mean_in_flight(self) -> float:
+        """Requests that were in flight at once, on average."""
+        return self.busy_s / self.elapsed_s if self.elapsed_s else 0.0

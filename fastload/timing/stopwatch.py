@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from fastload.timing.results import NETWORK, BatchWork, Work
+from fastload.timing.results import NETWORK, BatchWork, WorkTime
 
 try:
     import resource
@@ -128,7 +128,7 @@ class Stopwatch:
             lock_s += sum(seconds for stage, seconds in blocked.items() if stage != NETWORK)
         if self._lock_s:
             blocked["reading"] += self._lock_s
-        stages = {name: Work(running[name], blocked[name]) for name in {**running, **blocked}}
+        stages = {name: WorkTime(running[name], blocked[name]) for name in {**running, **blocked}}
         runnable_s = max(0.0, self._delays.delay_s() - self._begun_waited_s)
         return BatchWork(stages, lock_s, beyond_usual_s(self._samples), runnable_s)
 

@@ -10,7 +10,6 @@ Adding one: a class with `apply` and `geometric` (see `spec`) in a module of its
 here. Imports `errors`, `system` and `images`; nothing of files, loaders or threads.
 """
 
-from fastload.transforms.chance import RandomApply, RandomChoice
 from fastload.transforms.colour import ColorJitter, Grayscale, RandomGrayscale
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine.pipeline import apply_transforms, check_pipeline
@@ -25,7 +24,7 @@ from fastload.transforms.geometry import (
 )
 from fastload.transforms.mixup import CutMix, MixUp
 from fastload.transforms.normalize import Normalize
-from fastload.transforms.policy import RandAugment
+from fastload.transforms.policy import RandAugment, RandomApply, RandomChoice
 from fastload.transforms.spec import BatchTransform, GeometricTransform, ImageSpec, Transform
 
 __all__ = [

@@ -1,5 +1,6 @@
-"""RandAugment (Cubuk et al., NeurIPS 2020): a few of fourteen operations, drawn for each image, all at one strength.
+"""Transforms that draw which of several operations to apply: RandAugment, RandomApply, RandomChoice.
 
+RandAugment (Cubuk et al., NeurIPS 2020) draws a few of fourteen operations for each image, all at one strength.
 Operations, strengths and formulas are torchvision's (v2, uint8 tensors, nearest-neighbour moves), drawn for every
 sample by itself. Each operation runs once a round, on the samples that drew it: known on the host, so nothing waits.
 Results are equal on every device, but for a level after sharpness and the blends with gray levels (`colour.py`).
@@ -13,27 +14,19 @@ integers, in units of 2**-32 pixels: bit-equal on every device, where floats wou
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, is_whole
-from fastload.transforms.colour import (
-    BRIGHTNESS,
-    CONTRAST,
-    SATURATION,
-    ColourSteps,
-    apply_colour,
-    picked,
-    put,
-    row_blocks,
-    sample_blocks,
-)
+from fastload.transforms import colour
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine.buffers import as_bits, empty_images, sent
-from fastload.transforms.spec import BaseTransform, ImageSpec, as_values, check_values
+from fastload.transforms.mixup import CutMix, MixingTransform, MixUp
+from fastload.transforms.spec import BaseTransform, ImageSpec, as_plain, as_values, check_values, is_number, probability
 
 OPERATIONS = (
     "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
@@ -42,7 +35,11 @@ OPERATIONS = (
 _CODES = {name: code for code, name in enumerate(OPERATIONS)}
 _MOVES = tuple(_CODES[name] for name in ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"))
 # Operations that run together: all moves, all blends with gray levels, and each of the others. Identity needs nothing.
-_BLENDS = {_CODES["Brightness"]: BRIGHTNESS, _CODES["Color"]: SATURATION, _CODES["Contrast"]: CONTRAST}
+_BLENDS = {
+    _CODES["Brightness"]: colour.BRIGHTNESS,
+    _CODES["Color"]: colour.SATURATION,
+    _CODES["Contrast"]: colour.CONTRAST,
+}
 _GROUPS = (_MOVES, tuple(_BLENDS), *((code,) for code in range(_CODES["Sharpness"], len(OPERATIONS))))
 
 Matrices = NDArray[np.float64]
@@ -120,8 +117,8 @@ class RandAugment(BaseTransform):
         output = empty_images(images, images.shape[1], self._pool).copy_(images)
         for codes, signs in self.rounds(draws):
             for group in _GROUPS:
-                for rows in row_blocks(np.flatnonzero(np.isin(codes, group)), images):
-                    put(output, rows, self._operated(picked(output, rows), codes[rows], signs[rows]))
+                for rows in colour.row_blocks(np.flatnonzero(np.isin(codes, group)), images):
+                    colour.put(output, rows, self._operated(colour.picked(output, rows), codes[rows], signs[rows]))
         return output
 
     def apply_masks(self, masks: torch.Tensor, draws: Draws, fill: int) -> torch.Tensor:
@@ -131,8 +128,8 @@ class RandAugment(BaseTransform):
         value = torch.tensor([fill], device="cpu").to(masks.dtype)
         for codes, signs in self.rounds(draws):
             matrices = _moves(self.strengths(*masks.shape[1:]), codes, signs, *masks.shape[1:])
-            for rows in row_blocks(np.flatnonzero(np.isin(codes, _MOVES)), images):
-                put(output, rows, sample_nearest(picked(output, rows), matrices[rows], value))
+            for rows in colour.row_blocks(np.flatnonzero(np.isin(codes, _MOVES)), images):
+                colour.put(output, rows, sample_nearest(colour.picked(output, rows), matrices[rows], value))
         return output[:, 0]
 
     def move_points(self, points: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
@@ -159,7 +156,7 @@ class RandAugment(BaseTransform):
         if code in _BLENDS:
             ops = np.array([_BLENDS[code] for code in codes.tolist()], dtype=np.int32)
             factors = (1 + signs * strengths["Color"]).astype(np.float32)
-            return apply_colour(images, ColourSteps(ops[:, None], factors[:, None]))
+            return colour.apply_colour(images, colour.ColourSteps(ops[:, None], factors[:, None]))
         if code == _CODES["Sharpness"]:
             factors = (1 + signs * strengths["Sharpness"]).astype(np.float32)
             return _sharpened(images, sent(factors, images.device))
@@ -262,7 +259,7 @@ def sample_nearest(images: torch.Tensor, matrices: Matrices, fill: torch.Tensor)
     source, target = as_bits(images).permute(0, 2, 3, 1), as_bits(output).permute(0, 2, 3, 1)
     _, height, width, channels = source.shape
     rows, columns = torch.arange(height, device=device)[:, None], torch.arange(width, device=device)
-    for part in sample_blocks(images):
+    for part in colour.sample_blocks(images):
         pixels = source[part]
         x, y = (
             (moves[part, axis, 0] * columns + (moves[part, axis, 1] * rows + moves[part, axis, 2])) >> _UNIT_BITS
@@ -296,3 +293,110 @@ def move_boxes(boxes: torch.Tensor, matrices: Matrices) -> torch.Tensor:
     corners = torch.stack([left, top, right, top, right, bottom, left, bottom], dim=-1)
     moved = move_points(corners.view(len(boxes), boxes.shape[1:].numel(), 2), matrices).view(*boxes.shape[:-1], 4, 2)
     return torch.cat([moved.amin(dim=-2), moved.amax(dim=-2)], dim=-1)
+
+
+_CHANCE = 1 << 20  # a stream that no index of the transforms within reaches
+
+
+class RandomApply(colour.ColourTransform):
+    """Runs colour transforms, one after the other, on each image with probability p; the others stay as they are.
+
+    Takes images (B, C, H, W), uint8 or uint16, of one or three channels, and keeps size and dtype.
+
+    Args:
+        transforms: ColorJitter, RandomGrayscale, Grayscale(3).
+        p: probability, 0 to 1.
+
+    Raises:
+        OptionError: p is not within [0, 1]; there is no transform, or one that is no colour transform.
+    """
+
+    def __init__(self, transforms: Sequence[colour.ColourTransform], p: float = 0.5) -> None:
+        super().__init__()
+        self.transforms = _listed("RandomApply", transforms)
+        self.p = probability("RandomApply", p)
+        for one in self.transforms:
+            if not isinstance(one, colour.ColourTransform):
+                raise OptionError(
+                    f"RandomApply: {type(one).__name__} is no transform of colours, as ColorJitter is. Those that move "
+                    f"pixels, erase or mix have p of their own."
+                )
+
+    def output(self, spec: ImageSpec) -> ImageSpec:
+        for one in self.transforms:
+            if one.output(spec) != spec:
+                raise OptionError(
+                    f"RandomApply: {one!r} changes the number of channels, which a batch has in common. Use "
+                    f"RandomGrayscale."
+                )
+        return super().output(spec)
+
+    def steps(self, draws: Draws) -> colour.ColourSteps:
+        """Returns the steps of the transforms for the samples drawn, none for the others."""
+        drawn = [one.steps(draws.stream(i)) for i, one in enumerate(self.transforms)]
+        chosen = (draws.stream(_CHANCE).uniform() < self.p)[:, None]
+        ops, factors = (
+            np.concatenate(parts, axis=1) for parts in zip(*((s.ops, s.factors) for s in drawn), strict=True)
+        )
+        return colour.ColourSteps(np.where(chosen, ops, colour.IDENTITY).astype(np.int32), factors)
+
+
+class RandomChoice(BaseTransform):
+    """Mixes each batch by one of several transforms, drawn once a batch.
+
+    Args:
+        transforms: MixUp and CutMix, with one num_classes.
+        p: probability of each, which add up to 1; None: all are as likely.
+
+    Raises:
+        OptionError: there is no transform, or one that does not mix; numbers of classes differ; probabilities are not
+            as many, negative, or do not add up to 1.
+    """
+
+    mixes = True
+
+    def __init__(self, transforms: Sequence[MixUp | CutMix], p: Sequence[float] | None = None) -> None:
+        super().__init__()
+        self.transforms = _listed("RandomChoice", transforms)
+        for one in self.transforms:
+            if not isinstance(one, MixingTransform):
+                raise OptionError(
+                    f"RandomChoice: {type(one).__name__} does not mix samples; MixUp and CutMix do. Transforms of "
+                    f"single images are drawn for each: they have p of their own, and RandomApply gives it to colours."
+                )
+        if len({one.num_classes for one in self.transforms}) > 1:
+            raise OptionError(f"RandomChoice: num_classes differ in {', '.join(map(repr, self.transforms))}")
+        count = len(self.transforms)
+        given = [1 / count] * count if p is None else as_plain(p)
+        numbers = (
+            isinstance(given, Sequence) and len(given) == count and all(is_number(one) and one >= 0 for one in given)
+        )
+        if not numbers or abs(sum(given) - 1) > 1e-6:
+            raise OptionError(
+                f"RandomChoice(p={p!r}): give a probability for each of {count} transforms; they add up to 1."
+            )
+        self.p = tuple(float(one) for one in given)
+
+    def output(self, spec: ImageSpec) -> ImageSpec:
+        for one in self.transforms:
+            one.output(spec)
+        return spec
+
+    def check_fields(self, names: Iterable[str]) -> None:
+        """Raises OptionError for fields that one of the transforms cannot mix."""
+        names = list(names)
+        for one in self.transforms:
+            one.check_fields(names)
+
+    def apply_batch(self, fields: dict[str, torch.Tensor], draws: Draws) -> dict[str, torch.Tensor]:
+        """Returns the batch mixed by one of the transforms, as its `apply_batch` does; draws are for one sample."""
+        ends = np.cumsum(self.p[:-1])
+        chosen = int(np.searchsorted(ends, draws.stream(_CHANCE).uniform()[0], side="right"))
+        transform: MixUp | CutMix = self.transforms[chosen]
+        return transform.apply_batch(fields, draws.stream(chosen))
+
+
+def _listed(name: str, transforms: Any) -> tuple[Any, ...]:
+    if not isinstance(transforms, Sequence) or isinstance(transforms, str) or not transforms:
+        raise OptionError(f"{name}(transforms={transforms!r}): give a list of transforms")
+    return tuple(transforms)

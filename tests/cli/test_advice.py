@@ -379,7 +379,7 @@ def test_reads_are_delayed_when_there_are_more_seconds_as_advised(packed):
 
 @tries("nvidia-ml-py")
 def test_the_advised_package_is_the_one_that_reads_gpus(monkeypatch):
-    from fastload.profiling.meter.gpus import Gpus
+    from fastload.profiling.meter.sampler import Gpus
 
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "pynvml", None)
@@ -412,7 +412,7 @@ def test_all_candidates_run_when_there_are_more_seconds_as_advised(packed):
 @models("other programs")
 def test_rows_without_other_programs_are_the_machines_figures(packed, monkeypatch):
     pytest.importorskip("torch")
-    from fastload.profiling.tune import trials
+    from fastload.profiling.tune import search
 
     class Others:
         """What other programs use, which this machine decides otherwise."""
@@ -420,7 +420,7 @@ def test_rows_without_other_programs_are_the_machines_figures(packed, monkeypatc
         cpus: float | None = None
         measured = nullcontext
 
-    monkeypatch.setattr(trials, "OthersCpus", Others)
+    monkeypatch.setattr(search, "OthersCpus", Others)
     for Others.cpus in (1.0, 0.0):
         text = tune(packed, "--seconds", 0.3)
         if Others.cpus:

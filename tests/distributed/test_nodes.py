@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fastload.distributed import consensus
-from fastload.distributed.nodes import nodes_of, resolve_nodes
+from fastload.distributed.consensus import nodes_of, resolve_nodes
 from fastload.distributed.ranks import Nodes, Share, local_ranks
 from fastload.errors import ShareError
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from fastload import FastLoader
-from fastload.distributed.nodes import resolve_nodes
+from fastload.distributed.consensus import resolve_nodes
 from fastload.distributed.ranks import local_ranks, process_group
 
 PHASES = {"begun": (2, 2), "on other nodes": (2, 1), "on one node": (1, 3)}  # nodes, and ranks of each

@@ -30,7 +30,7 @@ from fastload import CacheError, FastLoader, OptionError
 from fastload.device import DeviceMemory
 from fastload.loader.echo_policy import EchoPolicy
 from fastload.plan import Pace
-from fastload.plan.state import state_from_dict
+from fastload.plan.cursor import state_from_dict
 from sample_files import write_packed
 
 # A rank that takes a step more than the others waits for them no longer than this.

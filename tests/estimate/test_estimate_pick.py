@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fastload.estimate.encodings import EncodingEstimate, pick_encoding
+from fastload.estimate import EncodingEstimate, pick_encoding
 
 GB = 2**30
 

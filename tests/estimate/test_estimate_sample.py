@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.errors import ImageError
-from fastload.estimate.sample import SAMPLES, spread, take_sample
+from fastload.estimate import SAMPLES, spread, take_sample
 from fastload.format.ragged import RAW, EncodedRow
 from fastload.options.pack import EncodingOption
 

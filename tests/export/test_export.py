@@ -17,9 +17,8 @@ from PIL import Image
 from small_files import rows_by_key, write_tokens
 
 from fastload.errors import FormatError, OptionError, OutputError, SourceError
-from fastload.export import JOURNAL, ExportReport, export_file
+from fastload.export import JOURNAL, ExportReport, encode_png, export_file
 from fastload.export.plan import RENUMBERED
-from fastload.export.write import encode_png
 from fastload.format.header import read_header
 from fastload.format.ragged import Column
 from fastload.images.decode import decode_image
@@ -284,7 +283,7 @@ def test_a_damaged_row_is_named(tmp_path):
 
 
 def _killed(source: Path, folder: Path, kill_at: int) -> None:
-    block_rows = {"fastload.export.write._BLOCK_ROWS": 2}
+    block_rows = {"fastload.export._BLOCK_ROWS": 2}
     killed_at(kill_at, "fastload.export.export_file", source, folder, settings=block_rows, workers=1)
 
 

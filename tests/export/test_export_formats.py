@@ -159,7 +159,7 @@ def test_keys_with_dots_folders_and_any_length_are_samples_of_their_own(tmp_path
 def test_shards_that_were_changed_are_not_overwritten(tmp_path: Path) -> None:
     source = made(tmp_path / "a.h5")
     options: dict[str, Any] = {"format": "webdataset", "shard_bytes": 12_000, "workers": 1}
-    settings = {"fastload.export.write._BLOCK_ROWS": 2}
+    settings = {"fastload.export._BLOCK_ROWS": 2}
     killed_at(9, "fastload.export.export_file", source, tmp_path / "out", settings=settings, **options)
     (tmp_path / "out" / "shard-000000.tar").write_bytes(b"")
     with pytest.raises(OutputError, match=r"shard-000000\.tar: was changed since it was exported"):
@@ -179,7 +179,7 @@ def test_an_interrupted_export_is_continued_to_the_same_files(tmp_path: Path, fo
     options = {"format": format, "shard_bytes": 12_000 if format == "webdataset" else None, "workers": 1}
     export_file(source, tmp_path / "whole", **options)
     whole = {name: (tmp_path / "whole" / name).read_bytes() for name in files_in(tmp_path / "whole")}
-    settings = {"fastload.export.write._BLOCK_ROWS": 2}
+    settings = {"fastload.export._BLOCK_ROWS": 2}
     killed_at(9, "fastload.export.export_file", source, tmp_path / "out", settings=settings, **options)
     assert (tmp_path / "out" / JOURNAL).exists()
     half = files_in(tmp_path / "out")

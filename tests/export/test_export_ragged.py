@@ -12,8 +12,7 @@ from PIL import Image
 from ragged_cases import NUM_ROWS, flip, varied_file, varied_rows
 
 from fastload.errors import OutputError, SourceError
-from fastload.export import JOURNAL, export_file
-from fastload.export.write import unfinished
+from fastload.export import JOURNAL, export_file, unfinished
 from fastload.format.header import read_header
 from fastload.read.checked import CheckedSamples
 from fastload.sources.layouts import list_source

@@ -17,7 +17,7 @@ from small_files import random_pixels, rows_by_key
 from fastload.export import export_file
 from fastload.format.ragged import Column
 from fastload.pack import pack_images
-from fastload.sources.tables.frame import ESCAPED, ParsedTable, escape_formula, without_escapes
+from fastload.sources.tables import ESCAPED, ParsedTable, escape_formula, without_escapes
 from sample_files import write_packed
 
 RUN = "=+-@\t\r\n＝＋－＠"  # what a cell that is a formula begins with

@@ -23,7 +23,7 @@ from small_trees import npy, picture, refused, values, write_tar
 from fastload import PackedDataset, pack_images
 from fastload.errors import FormatError, ImageError, SourceError
 from fastload.format.ragged import Column
-from fastload.sources.box_forms import BoxSlots
+from fastload.sources.boxes import BoxSlots
 from fastload.sources.coco import fill_polygon
 from fastload.sources.layouts import list_source
 from fastload.sources.open_tree import open_tree

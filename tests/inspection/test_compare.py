@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import fastload.inspection.compare
+import fastload.inspection.verify
 import fastload.pack.encode
 from fastload.errors import FormatError, MissingFileError, OptionError
 from fastload.format.ragged import JPEG
-from fastload.inspection.compare import SourceReport
-from fastload.inspection.verify import VerifyReport, verify_file
+from fastload.inspection.verify import SourceReport, VerifyReport, verify_file
 from fastload.pack import pack_images
 from sample_files import write_packed
 
@@ -81,7 +80,7 @@ def test_a_sample_of_another_class_is_named(image_folder: ImageFolder) -> None:
 def test_another_decoder_may_differ_by_three_levels(image_folder: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     source = image_folder()
     path = packed(source)
-    real, real_versions = fastload.pack.encode.decode_image, fastload.inspection.compare.decoder_versions
+    real, real_versions = fastload.pack.encode.decode_image, fastload.inspection.verify.decoder_versions
 
     def brighter(by: int) -> Callable[..., None]:
         def decode(data: bytes, target: object, out: np.ndarray) -> None:
@@ -91,13 +90,13 @@ def test_another_decoder_may_differ_by_three_levels(image_folder: ImageFolder, m
 
         return decode
 
-    monkeypatch.setattr(fastload.inspection.compare, "decoder_versions", lambda: "another decoder 9.0")
+    monkeypatch.setattr(fastload.inspection.verify, "decoder_versions", lambda: "another decoder 9.0")
     monkeypatch.setattr(fastload.pack.encode, "decode_image", brighter(3))
     ok, found = compared(path, source)
     assert ok and (found.inexact, found.max_levels) == (20, 3.0)
     monkeypatch.setattr(fastload.pack.encode, "decode_image", brighter(4))
     assert not verify(path, source).ok
-    monkeypatch.setattr(fastload.inspection.compare, "decoder_versions", real_versions)
+    monkeypatch.setattr(fastload.inspection.verify, "decoder_versions", real_versions)
     monkeypatch.setattr(fastload.pack.encode, "decode_image", brighter(1))
     assert len(compared(path, source)[1].changed) == 20
 

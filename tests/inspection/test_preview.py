@@ -15,8 +15,18 @@ from small_files import write_random, write_tokens
 from fastload.errors import FormatError, MissingFileError, OptionError, OutputError
 from fastload.format.header import open_hdf5, read_header
 from fastload.format.ragged import Column
-from fastload.inspection.overlay import attributes_of, class_colour, class_name, legend_of, marks_of, wrap
-from fastload.inspection.preview import _columns, _shown_size, _spread, make_preview
+from fastload.inspection.preview import (
+    _columns,
+    _shown_size,
+    _spread,
+    attributes_of,
+    class_colour,
+    class_name,
+    legend_of,
+    make_preview,
+    marks_of,
+    wrap,
+)
 from fastload.repack import repack_file
 from sample_files import write_packed
 

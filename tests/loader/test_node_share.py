@@ -7,7 +7,7 @@ import warnings
 import pytest
 from late_backend import Device
 
-from fastload.distributed import nodes as nodes_module
+from fastload.distributed import consensus as consensus_module
 from fastload.distributed import ranks as ranks_module
 from fastload.distributed.ranks import Share
 from fastload.errors import ShareError
@@ -86,7 +86,7 @@ def test_the_repr_shows_the_node(loader_of):
 
 def test_rank_0_alone_warns_of_the_order_with_its_figures_where_nodes_are_several_and_shuffle(packed, monkeypatch):
     def warned(rank, nodes, ranks, **options):
-        for module in (ranks_module, nodes_module, options_module, loader_module):
+        for module in (ranks_module, consensus_module, options_module, loader_module):
             monkeypatch.setattr(module, "process_group", lambda: Share(rank, nodes * ranks))
         machines = [str(other // ranks) for other in range(nodes * ranks)]
         monkeypatch.setattr("fastload.distributed.consensus.texts_of_all_ranks", lambda *_, **__: machines)
@@ -113,14 +113,14 @@ def test_a_loader_made_before_its_process_group_finds_its_node_there_or_says_why
     with pytest.raises(ShareError, match=r"which of the 4 ranks are on this node is not known"):
         iter(loader)
     loader.set_epoch(1)
-    for module in (ranks_module, nodes_module, options_module, loader_module):
+    for module in (ranks_module, consensus_module, options_module, loader_module):
         monkeypatch.setattr(module, "process_group", lambda: Share(3, 4))
     monkeypatch.setattr("fastload.distributed.consensus.texts_of_all_ranks", lambda *_, **__: ["a", "a", "b", "b"])
     assert "rank 3 of 4, node 1 of 2" not in repr(loader)
     assert len(loader) == 6 and loader.epoch == 1
     assert "rank 3 of 4, node 1 of 2" in repr(loader)
     assert set(rows_of(loader)) < set(range(48, N))
-    for module in (ranks_module, nodes_module, options_module, loader_module):
+    for module in (ranks_module, consensus_module, options_module, loader_module):
         monkeypatch.setattr(module, "process_group", lambda: Share(2, 4))
     with pytest.raises(ShareError, match=r"iterated as rank 3 of 4.*says rank 2 of 4"):
         iter(loader)

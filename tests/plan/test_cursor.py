@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from fastload.errors import StateError
 from fastload.plan import ChunkWindow, EchoSchedule, EpochPlan
-from fastload.plan.cursor import EpochCursor, Position, drawn
+from fastload.plan.cursor import EpochCursor, Position, drawn, state_from_dict
 from fastload.plan.cursor import resumed as rest_of
-from fastload.plan.state import state_from_dict
 
 EXAMPLES = settings().max_examples
 SHUFFLES = st.sampled_from([False, "full", ChunkWindow(1), ChunkWindow(3)])

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from fastload.errors import OptionError, StateError
 from fastload.plan import EpochPlan
-from fastload.plan.cursor import EpochCursor, drawn
+from fastload.plan.cursor import EpochCursor, drawn, state_from_dict
 from fastload.plan.order import likeness
-from fastload.plan.state import state_from_dict
 
 
 @given(

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastload.errors import OptionError
-from fastload.plan.chunk_order import ChunkWindow
-from fastload.plan.order import make_order, resolve_ends, resolve_shuffle
+from fastload.plan.order import ChunkWindow, make_order, resolve_ends, resolve_shuffle
 from fastload.plan.shares import rank_share
 
 # Numbers alone are quickly made: more examples than elsewhere.

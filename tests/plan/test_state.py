@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fastload.errors import StateError
 from fastload.plan import ChunkWindow
+from fastload.plan.cursor import PlanState, check_state, state_from_dict, state_to_dict
 from fastload.plan.shares import Segment
-from fastload.plan.state import PlanState, check_state, state_from_dict, state_to_dict
 
 STATE = PlanState(
     header_digest="abc", seed=1, epoch=2, shuffle=ChunkWindow(4), ends="drop", echo=3, echo_position=2,

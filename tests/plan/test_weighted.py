@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from fastload.errors import OptionError, StateError
 from fastload.plan import ClassBatches, EpochPlan, Weighted
-from fastload.plan.cursor import EpochCursor, drawn
-from fastload.plan.state import DrawingDigest, PlanState, state_from_dict, state_to_dict
+from fastload.plan.cursor import DrawingDigest, EpochCursor, PlanState, drawn, state_from_dict, state_to_dict
 from fastload.plan.weighted import minus_log
 
 WEIGHTS = np.array([0, 5, 1, 0, 2.5, 1, 1, 0.25, 3, 0])

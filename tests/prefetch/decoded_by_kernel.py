@@ -10,7 +10,7 @@ from ragged_cases import varied_file
 from test_device_decode import LISTS, Device, batches
 
 from fastload.transforms.engine import gpu
-from fastload.transforms.engine.fuse import FusedPass
+from fastload.transforms.engine.pipeline import FusedPass
 
 
 def main() -> None:

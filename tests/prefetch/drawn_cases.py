@@ -22,7 +22,7 @@ from fastload.transforms import (
     RandomResizedCrop,
     Resize,
 )
-from fastload.transforms.engine.fuse import FusedPass, drawn_now
+from fastload.transforms.engine.pipeline import FusedPass, drawn_now
 from sample_files import write_packed
 
 NORMALIZE = Normalize([0.5, 0.4, 0.3], [0.2, 0.25, 0.3])

@@ -34,8 +34,7 @@ from fastload.transforms import (
     RandomVerticalFlip,
     Resize,
 )
-from fastload.transforms.engine.fuse import drawn_now
-from fastload.transforms.engine.pipeline import Pipeline
+from fastload.transforms.engine.pipeline import Pipeline, drawn_now
 from fastload.transforms.spec import ImageSpec
 from sample_files import write_ragged
 

@@ -27,7 +27,7 @@ from fastload.device import DeviceMemory
 from fastload.errors import CacheError, FileChangedError, OptionError, StateError
 from fastload.loader.loader import FastLoader
 from fastload.plan import ChunkWindow, MixedEcho
-from fastload.plan.state import state_from_dict
+from fastload.plan.cursor import state_from_dict
 from fastload.prefetch.row_cache import RowCache
 from fastload.prefetch.thread_pool import ThreadPool
 from fastload.read.reader import Rows

@@ -16,8 +16,7 @@ from small_files import write_random
 
 from fastload import ChunkWindow, FastLoader, Meter, PackedDataset
 from fastload.remote.urls import Remote
-from fastload.timing.network import NetworkUse
-from fastload.timing.results import NETWORK, Verdict
+from fastload.timing.results import NETWORK, NetworkUse, Verdict
 
 if TYPE_CHECKING:
     from running_server import RangeServer

@@ -1,6 +1,6 @@
 import pytest
 
-from fastload.sources.box_forms import flip_pairs_of
+from fastload.sources.boxes import flip_pairs_of
 
 COCO = (
     "nose left_eye right_eye left_ear right_ear left_shoulder right_shoulder left_elbow right_elbow left_wrist "

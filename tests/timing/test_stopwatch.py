@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fastload.timing.results import BatchWork, Work, mean_stages
+from fastload.timing.results import BatchWork, WorkTime, mean_stages
 from fastload.timing.stopwatch import Stopwatch, beyond_usual_s, current, process_cpu_s, run_delay_reader
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -130,10 +130,10 @@ def test_what_a_thread_waits_for_a_cpu_is_told_of_its_batch():
 
 
 def test_parts_and_sums_of_work():
-    work = BatchWork({"reading": Work(4.0, 2.0)}, lock_s=1.0, slow_s=0.5, runnable_s=3.0)
-    assert work / 2 == BatchWork({"reading": Work(2.0, 1.0)}, 0.5, 0.25, 1.5)
-    both = {"reading": Work(4.0, 2.0), "collate": Work(1.0, 0.0)}
-    assert work + BatchWork({"collate": Work(1.0, 0.0)}) == BatchWork(both, 1.0, 0.5, 3.0)
+    work = BatchWork({"reading": WorkTime(4.0, 2.0)}, lock_s=1.0, slow_s=0.5, runnable_s=3.0)
+    assert work / 2 == BatchWork({"reading": WorkTime(2.0, 1.0)}, 0.5, 0.25, 1.5)
+    both = {"reading": WorkTime(4.0, 2.0), "collate": WorkTime(1.0, 0.0)}
+    assert work + BatchWork({"collate": WorkTime(1.0, 0.0)}) == BatchWork(both, 1.0, 0.5, 3.0)
     assert mean_stages([work, work]) == work.stages and mean_stages([]) == {}
 
 

@@ -22,7 +22,7 @@ from fastload.transforms import (
     RandomHorizontalFlip,
     RandomResizedCrop,
 )
-from fastload.transforms.engine.fuse import FusedPass, passes_of
+from fastload.transforms.engine.pipeline import FusedPass, passes_of
 from fastload.transforms.spec import ImageSpec
 
 JITTER = ColorJitter(0.5, 0.5, 0.5, 0.1)

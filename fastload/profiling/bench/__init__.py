@@ -5,6 +5,6 @@ of a training loop, of a plain `DataLoader` of the same samples, and of the loop
 compared are always measured in interleaved pairs.
 
 Read `benchmark` first (the parts in order), then `subject` (the file under test and its loaders), `passes` (timed
-passes and pairs), `alone`, `steps`, `training_loop`, `rivals`, and `faults`. Imports the loader, the
+passes and pairs), `training_loop`, `rivals`, and `faults`. Imports the loader, the
 meter and the verdict; not `tune`, `report` or `cli`.
 """

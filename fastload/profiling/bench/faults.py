@@ -25,9 +25,8 @@ from fastload.dataset import PackedDataset
 from fastload.errors import OptionError, WorkerError
 from fastload.loader.loader import FastLoader
 from fastload.profiling.bench.passes import Spread, TimedPass, compare
-from fastload.profiling.bench.steps import TrainingStep
 from fastload.profiling.bench.subject import CropSample, Subject
-from fastload.profiling.bench.training_loop import LoopFigures
+from fastload.profiling.bench.training_loop import LoopFigures, TrainingStep
 from fastload.read.linear import Read
 from fastload.read.reader import Rows
 

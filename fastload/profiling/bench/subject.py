@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,11 +22,7 @@ from fastload.remote.urls import is_url
 from fastload.system import native
 from fastload.system.advice import advice
 from fastload.system.files import drop
-from fastload.timing.network import NetworkUse
 from fastload.transforms import RandomResizedCrop
-
-if TYPE_CHECKING:
-    pass
 
 SIZE = 224
 """Side of the crop for images that differ in size, by default."""
@@ -72,11 +66,6 @@ class Subject:
         on_cpu = data.ragged or (self.crop is not None and self.device.type == "cpu")
         self.why_slow = native.why_slow(data.seems_to_have_jpegs) if on_cpu else ""
         self.image_shape = data.image_spec()[0]
-
-    def network_use(self, since_s: float) -> NetworkUse | None:
-        """Returns what came over the network since a time of `time.perf_counter`; None for a file of this machine."""
-        use = self.dataset.file.shard_files.network_use()
-        return use and replace(use, elapsed_s=time.perf_counter() - since_s)
 
     @property
     def first_row(self) -> int:
@@ -144,16 +133,6 @@ class Subject:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def first_batch(self) -> float:
-        """Returns the seconds from opening the file to the first batch: header, loader, threads, one batch."""
-        self.make_cold()
-        begin = time.perf_counter()
-        dataset = self.dataset if is_url(self.path) else PackedDataset(self.path, self.options.split)
-        with closing(self.loader(dataset)) as loader:
-            next(iter(loader))
-            self.synchronize()
-            return time.perf_counter() - begin
-
     def rows(self, most: int, seconds: float) -> list[NDArray[np.int64]]:
         """Returns the rows of the first batches of an epoch: at most `most` batches, or those loaded in `seconds`."""
         found, loader = list[NDArray[np.int64]](), self.shared_loader()
@@ -164,10 +143,6 @@ class Subject:
             if len(found) >= most or (len(found) > 1 and time.perf_counter() - begin > seconds):
                 break
         return found
-
-    def close_remote(self) -> None:
-        """Ends what a URL has open; nothing can be read after that."""
-        self.dataset.file.shard_files.close()
 
     def close(self) -> None:
         """Closes the shared loader; the next pass makes another one."""

@@ -14,12 +14,9 @@ from pathlib import Path
 
 from fastload.profiling.doctor.command import Ended, Signals, run_command
 from fastload.profiling.doctor.kernel import WaitSampler
-from fastload.profiling.doctor.loader_records import LoaderRecord, Records
-from fastload.profiling.doctor.loader_trials import ImagesSeen, measure_fastloader, measure_worker
-from fastload.profiling.doctor.loop_demands import demands_of
-from fastload.profiling.doctor.making import keeps_transform
-from fastload.profiling.doctor.step_trial import measure_formats
-from fastload.profiling.doctor.timeline import Span, lanes_of, timeline
+from fastload.profiling.doctor.loader_records import Interval, LoaderRecord, RecordedEvents, lanes_of, timeline
+from fastload.profiling.doctor.loop_demands import demands_of, keeps_transform
+from fastload.profiling.doctor.trials import ImagesSeen, measure_fastloader, measure_formats, measure_worker
 from fastload.profiling.meter.loops import HOW
 from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_cpus, mean_others
 from fastload.profiling.verdict import Demands, judge
@@ -29,7 +26,7 @@ from fastload.profiling.verdict.sentences import OTHER_PROGRAMS
 from fastload.system.advice import advice
 from fastload.system.machine import available_cpus
 from fastload.system.text import seconds_text
-from fastload.timing.results import Lane, Measured, Verdict, Work, mean_stages
+from fastload.timing.results import Lane, Measured, Verdict, WorkTime, mean_stages
 
 _LOOK_EVERY_S = 0.5
 _SAMPLE_EVERY_S = 0.25
@@ -58,7 +55,7 @@ def examine(
     signals: Signals,
     *,
     seconds: float | None = None,
-    look: Callable[[Records], None] | None = None,
+    look: Callable[[RecordedEvents], None] | None = None,
     over: Callable[[], None] = lambda: None,
 ) -> Examined:
     """Runs a command with each of its loaders timed, and judges the loader that takes the most time.
@@ -81,7 +78,9 @@ def examine(
         why_no_verdict = "" if loader is not None else _why_no_verdict(records, command, ended, seconds)
         if loader is not None:
             over()
-            measured = recording.measured(loader, title=title, command=title, run=Span(begin_s, time.perf_counter()))
+            measured = recording.measured(
+                loader, title=title, command=title, run=Interval(begin_s, time.perf_counter())
+            )
         else:
             readings = recording.readings_from(0.0)
             measured = Measured(title, title, elapsed_s=ended.elapsed_s, readings=readings, environment=environment())
@@ -95,7 +94,7 @@ class Recording:
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fastload-doctor-"))  # for the events; removed at the end
-        self.records, self._kernel = Records(self.folder), WaitSampler()
+        self.records, self._kernel = RecordedEvents(self.folder), WaitSampler()
         self._sampler: Sampler | None = None
         self.absent: Mapping[str, str] = {}  # readings that are not available here, each with the reason
         self._begun_s = time.perf_counter()
@@ -129,7 +128,7 @@ class Recording:
         return True
 
     def _in_its_run(
-        self, loader: LoaderRecord, demands: Demands, run: Span
+        self, loader: LoaderRecord, demands: Demands, run: Interval
     ) -> tuple[LoaderRecord, Demands, list[str], list[Lane]]:
         """Returns the loop to judge, what it asks, and where the other time of the run went, in words and to be drawn.
 
@@ -181,7 +180,7 @@ class Recording:
         return replace(demands, others_cpus=others_cpus, job_cpus=job_cpus)
 
     def measured(
-        self, loader: LoaderRecord, *, title: str, command: str = "", run: Span | None = None,
+        self, loader: LoaderRecord, *, title: str, command: str = "", run: Interval | None = None,
         alone_samples_per_s: float | None = None,
     ) -> Measured:  # fmt: skip
         """Ends the sampling, and returns everything known about one loader's loop, with the verdict.
@@ -215,7 +214,7 @@ class Recording:
             num_steps=loader.steps.count,
             elapsed_s=elapsed_s,
             samples_per_s=loader.samples / elapsed_s if elapsed_s else 0.0,
-            stages=mean_stages(demands.batches) | {"copy to the device": Work(copy_s)},
+            stages=mean_stages(demands.batches) | {"copy to the device": WorkTime(copy_s)},
             headspace_samples_per_s=alone_samples_per_s or free_samples_per_s or None,
             headspace_how=HOW
             if alone_samples_per_s
@@ -248,7 +247,7 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
     for what, trial in trials.items():
         is_due = verdict.worth_making or trial is _with_format_trial
         if not is_due and trial is _with_fastloader_trial:  # could it be worth it, if it cost nothing?
-            free = replace(demands, by_fastloader=FastLoaderCosts(Work()), keeps_transform=keeps_transform(loader))
+            free = replace(demands, by_fastloader=FastLoaderCosts(WorkTime()), keeps_transform=keeps_transform(loader))
             is_due = judge(free).worth_making
         if not is_due:
             continue
@@ -329,11 +328,11 @@ def _with_fastloader_trial(demands: Demands, loader: LoaderRecord) -> Demands:
         f"{seen.stored[0]}x{seen.stored[1]}{which}"
     )
     if costs.slows > _SLOWER:
-        note += f"; steps beside it took {costs.slows:.2f} times as long, CPUs shared in proportion left out"
+        note += f"; steps next to it took {costs.slows:.2f} times as long, CPUs shared in proportion left out"
     return replace(demands, by_fastloader=costs, keeps_transform=keeps, notes=(*demands.notes, note))
 
 
-def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:
+def _facts(loader: LoaderRecord, records: RecordedEvents) -> list[tuple[str, str]]:
     facts = [("loader", f"{loader.facts['kind']} of {loader.name}")]
     if rank := loader.process["rank"]:
         ranks = {other.process["rank"] for other in records.loaders}
@@ -349,7 +348,7 @@ def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:
     return facts
 
 
-def _why_no_verdict(records: Records, command: Sequence[str], ended: Ended, seconds: float | None) -> str:
+def _why_no_verdict(records: RecordedEvents, command: Sequence[str], ended: Ended, seconds: float | None) -> str:
     if ended.code and not ended.interrupted:
         return f"the command failed, with exit code {ended.code}, before it had used two batches of a DataLoader"
     if ended.interrupted and seconds is not None and ended.elapsed_s >= seconds:
@@ -368,7 +367,7 @@ def _why_no_verdict(records: Records, command: Sequence[str], ended: Ended, seco
     return f"no DataLoader was iterated for two batches or more, so there is no step to measure. {advice('no steps')}"
 
 
-def loader_that_binds(records: Records) -> LoaderRecord | None:
+def loader_that_binds(records: RecordedEvents) -> LoaderRecord | None:
     """Returns the loader with whose loop the job spends most of its time, on the rank that waits longest for it.
 
     A loop that trains comes before any that only validates.

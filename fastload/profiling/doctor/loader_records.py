@@ -1,6 +1,7 @@
 """Reads the events that the injected module writes, while the files grow, and groups them by loader.
 
 Of each event about a batch it computes the cost of making that batch, and of the step after it.
+A `Timeline` divides the time of a script among its loops over loaders, and its work before, between and after them.
 """
 
 from __future__ import annotations
@@ -11,18 +12,15 @@ import json
 import operator
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fastload.profiling.doctor.in_a_row import InARow, StepRecord, step_of
-from fastload.profiling.doctor.step_trial import Recorded
-from fastload.profiling.doctor.timeline import Span
+from fastload.profiling.doctor.trials import Recorded
 from fastload.profiling.meter.loops import Thinned
-from fastload.timing.network import NetworkUse
-from fastload.timing.results import WAITING, BatchWork, Step, Work
+from fastload.timing.results import WAITING, BatchWork, Lane, LoopStep, NetworkUse, WorkTime
 
 MOST_FETCHES = MOST_STEPS = 16_384
 """Number of batches of a loader whose making is read, and of steps kept (8 MB). Of more, an evenly spaced part is."""
@@ -68,7 +66,7 @@ def fetch_of(pid: int, event: Event) -> Fetch:
     the CPU time of the thread.
     """
     if "inside" in event:
-        work = BatchWork({name: Work(*value) for name, value in event["inside"]["work"].items()})
+        work = BatchWork({name: WorkTime(*value) for name, value in event["inside"]["work"].items()})
         return Fetch(pid, event["t"], 0.0, work)
     wall, delay = event["wall"], min(event["delay"], event["wall"])
     total_running = sum(cpu for _, cpu in event["parts"].values()) or 1e-12
@@ -102,7 +100,7 @@ def fetch_of(pid: int, event: Event) -> Fetch:
         blocked["reading"] += given - ran
     unknown -= explained
     blocked["reading"] += unknown
-    stages = {name: Work(running[name], blocked[name]) for name in {**running, **blocked}}
+    stages = {name: WorkTime(running[name], blocked[name]) for name in {**running, **blocked}}
     return Fetch(
         pid=pid,
         begin_s=event["t"],
@@ -136,14 +134,95 @@ def _lock_of_h5py(event: Event) -> float:
     return min(busy, event["wall"]) * (1 - 1 / together) if together > 1.1 else 0.0
 
 
+_NOTHING_S = 1e-3  # a step that takes less, and a tenth of the one after it, did nothing with its batch
+_MOST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step and the CPU time of its process meanwhile; seconds."""
+
+    step: LoopStep
+    running_s: float  # CPU time of all threads of the process in the step, outside the wait
+    runnable_s: float  # time that the loop's thread was ready to run but had no CPU
+    receive: WorkTime  # cost of receiving the batch, part of the wait
+    host_s: float = 0.0  # time of the loop's thread in the step, its waits for the GPU included
+    gpu_s: float | None = None  # time of a step on the GPU, the latest that was known; None: none was timed
+    others_s: float = 0.0  # of the step, that the loop waited for batches of other loaders
+
+
+def step_of(batch: Mapping[str, Any], step: Mapping[str, float]) -> StepRecord:
+    """Returns the step after a batch was received; `begun`: when it was asked for, or the epoch's iterator was made."""
+    begin_s = batch["begun"]
+    inside = batch.get("inside", {"copy": 0.0, "transform": 0.0})
+    own_s = inside["copy"] + inside["transform"]
+    wait_s = max(0.0, batch["t"] + batch["wait"] - begin_s - own_s)
+    compute_s = max(0.0, step["wall"] - step["copy"])
+    if step.get("gpu") is not None:
+        # The GPU works on after the loop has launched the step: as long as it does, the loop's wait is no stall.
+        hidden_s = min(wait_s, max(0.0, step["gpu"] - compute_s))
+        wait_s, compute_s = wait_s - hidden_s, compute_s + hidden_s
+    return StepRecord(
+        step=LoopStep(
+            begin_s=begin_s,
+            wait_s=wait_s,
+            copy_s=step["copy"] + inside["copy"],
+            transform_s=inside["transform"],
+            compute_s=compute_s,
+            samples=batch["n"],
+            queue_depth=inside.get("depth"),
+        ),
+        running_s=step["process_cpu"],
+        runnable_s=step["delay"] + step["copy_delay"],
+        others_s=step["others"],
+        receive=WorkTime(max(0.0, batch["cpu"] - own_s), max(0.0, batch["into"][0] - batch["into"][1])),
+        host_s=step["wall"],
+        gpu_s=step.get("gpu"),
+    )
+
+
+@dataclass
+class InARow:
+    """Steps that may have done nothing with their batches, and wait for the next one.
+
+    Where gradients are summed over several batches, these are often taken first, and then all worked on, as Hugging
+    Face's Trainer does; a loop that reads one batch ahead takes two before its first step.
+    """
+
+    steps: list[StepRecord] = field(default_factory=list)
+
+    def take(self, record: StepRecord | None) -> list[StepRecord]:
+        """Takes the next step, or None if none follows; returns those whose work is known by then, in order."""
+        if record is not None:
+            self.steps.append(record)
+            if record.host_s < _NOTHING_S and len(self.steps) < _MOST:
+                return []
+        found, self.steps = self.steps, []
+        return _shared(found) if found and found[-1].host_s > 10 * sum(one.host_s for one in found[:-1]) else found
+
+
+def _shared(records: list[StepRecord]) -> list[StepRecord]:
+    """Returns steps with the mean of their work each; their waits stay."""
+    count, begin_s, shared = len(records), records[0].step.begin_s, []
+    work = {name: sum(getattr(one.step, name) for one in records) / count for name in ("copy_s", "compute_s")}
+    times = {name: sum(getattr(one, name) for one in records) / count for name in ("running_s", "runnable_s", "host_s")}
+    on_gpu = [one.gpu_s for one in records if one.gpu_s is not None]
+    for record in records:
+        step = replace(record.step, begin_s=begin_s, **work)
+        gpu_s = sum(on_gpu) / count if len(on_gpu) == count else None
+        shared.append(replace(record, step=step, gpu_s=gpu_s, **times))
+        begin_s += step.duration_s
+    return shared
+
+
 @dataclass(eq=False)
 class LoaderRecord:
-    """One loader of one process, over all its epochs; `fetches` and `lines` after `Records.read_making`."""
+    """One loader of one process, over all its epochs; `fetches` and `lines` after `RecordedEvents.read_making`."""
 
     process: Event  # the `process` event of the process that iterates it
     facts: Event  # its `loader` event
     steps: Thinned[StepRecord] = field(default_factory=lambda: Thinned(MOST_STEPS))  # that have ended
-    last: deque[Step] = field(default_factory=lambda: deque(maxlen=50))  # the latest of them
+    last: deque[LoopStep] = field(default_factory=lambda: deque(maxlen=50))  # the latest of them
     # Of all steps: samples, and the time that they waited
     samples: int = 0
     wait_s: float = 0.0
@@ -151,7 +230,7 @@ class LoaderRecord:
     epochs: list[tuple[float, float]] = field(default_factory=list)  # as in `Demands`
     trials: list[Event] = field(default_factory=list)  # its `trial` events
     fetches: list[Fetch] = field(default_factory=list)  # how its batches were made
-    passes: list[Span] = field(default_factory=list)  # over it, as far as they have come
+    passes: list[Interval] = field(default_factory=list)  # over it, as far as they have come
     networks: list[NetworkUse | None] = field(default_factory=list)  # what came over the network in each of these
     trains: bool = False  # whether its loop ran backward
     shape: tuple[int, ...] = ()  # of the images in its first batch, four numbers; empty: it had none
@@ -215,7 +294,7 @@ class LoaderRecord:
             self.elapsed_s += one.step.duration_s
 
 
-class Records:
+class RecordedEvents:
     """A job's processes, and the loaders that they iterated: read repeatedly, each time only new events.
 
     The job may still run: lines that are incomplete or cannot be parsed are left out.
@@ -226,12 +305,12 @@ class Records:
         self.loaders: tuple[LoaderRecord, ...] = ()  # those with at least one step
         self.saw_torch = False  # whether any process imported torch's DataLoader
         self.faults: tuple[str, ...] = ()  # failures of the injected module
-        self.calls: dict[int, list[tuple[str, Span]]] = {}  # of known functions, by the pid of who called them
+        self.calls: dict[int, list[tuple[str, Interval]]] = {}  # of known functions, by the pid of who called them
         self._folder = folder
         self._files: dict[Path, _File] = {}
         self._makers: dict[int, LoaderRecord] = {}  # by a worker's pid
 
-    def read(self) -> Records:
+    def read(self) -> RecordedEvents:
         """Reads everything recorded so far, except how batches were made; returns itself."""
         for path in sorted(self._folder.glob("*.jsonl")):
             self._files.setdefault(path, _File(path))
@@ -279,7 +358,7 @@ class _File:
         self.loaders: dict[int, LoaderRecord] = {}  # by number
         self.saw_torch = False
         self.faults: list[str] = []
-        self.calls: list[tuple[str, Span]] = []  # of known functions, by name
+        self.calls: list[tuple[str, Interval]] = []  # of known functions, by name
         self.num_made = 0  # lines about the making of a batch
         self.seen: dict[tuple[str, ...], int] = {}  # as in `LoaderRecord`
         self._read_to = 0
@@ -310,7 +389,7 @@ class _File:
         elif kind == "torch":
             self.saw_torch = True
         elif kind == "call":
-            self.calls.append((str(event["name"]), Span(event["t"], event["t"] + event["s"])))
+            self.calls.append((str(event["name"]), Interval(event["t"], event["t"] + event["s"])))
         elif kind == "fault":
             self.faults.append(str(event["what"]))
         elif kind == "line":
@@ -350,11 +429,11 @@ class _File:
         elif kind == "iter":
             loader.take(None)
             self._last[number] = event
-            loader.passes.append(Span(event["t"], event["t"] + event["s"]))
+            loader.passes.append(Interval(event["t"], event["t"] + event["s"]))
             loader.networks.append(None)
             makers.update(dict.fromkeys(event.get("pids", ()), loader))
         elif kind in ("next", "end") and before is not None:
-            loader.passes[-1] = Span(loader.passes[-1].begin_s, event["t"] + event["wait"])
+            loader.passes[-1] = Interval(loader.passes[-1].begin_s, event["t"] + event["wait"])
             is_first = before["e"] == "iter"
             if event["step"] is not None and not is_first:
                 loader.take(step_of(before, event["step"]))
@@ -398,3 +477,103 @@ def _parsed(line: bytes) -> Event:
     except (ValueError, RecursionError):
         return {}
     return event if isinstance(event, dict) else {}
+
+
+BEFORE, BETWEEN, AFTER = "before its first loop", "between its loops", "after its last loop"
+
+_SEEN = 1 / 500  # of the run; a gap of less is not seen in a picture
+_LEAST_CALLS, _MOST_CALLS = 0.01, 3  # part of the run, number of functions
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A piece of time; seconds on one clock."""
+
+    begin_s: float
+    end_s: float
+
+
+@dataclass
+class Timeline:
+    """The seconds of a run: `loops` and `outside` together are all of it."""
+
+    loops: list[float]  # of each loop, without loops inside of it
+    outside: dict[str, float]  # by BEFORE, BETWEEN and AFTER
+    calls: dict[str, dict[str, float]] = field(default_factory=dict)  # of these, the seconds of known calls, by name
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.loops) + sum(self.outside.values())
+
+    def described(self) -> list[str]:
+        """Returns what was outside of loops, and took a fiftieth of the time or more, in words."""
+        found = []
+        for where, seconds in self.outside.items():
+            if seconds >= 0.02 * self.total_s:
+                longest = sorted(self.calls[where].items(), key=lambda call: -call[1])[:3]
+                known = [f"{name} {taken_s:.1f} s" for name, taken_s in longest if taken_s >= 0.05]
+                inside = f" ({', '.join(known)})" if known else ""
+                found.append(f"{seconds / self.total_s:.0%} of the run, {seconds:.1f} s, were {where}{inside}")
+        return found
+
+
+def timeline(
+    run: Interval, passes: Sequence[Sequence[Interval]], calls: Sequence[tuple[str, Interval]] = ()
+) -> Timeline:
+    """Returns where the time of a run went.
+
+    Args:
+        run: from the script's begin to its end.
+        passes: of each loop over a loader, within the run; a pass may lie within one of another loop, which then waits.
+        calls: the name of a function, and a call of it; counted where they lie outside of all loops.
+    """
+    marks = sorted(
+        [(span.begin_s, 1, loop) for loop, spans in enumerate(passes) for span in spans]
+        + [(span.end_s, 0, loop) for loop, spans in enumerate(passes) for span in spans]
+    )
+    loops, gaps, open_loops, since_s = [0.0] * len(passes), list[Interval](), list[int](), run.begin_s
+    for moment_s, begins, loop in marks:
+        if open_loops:
+            loops[open_loops[-1]] += moment_s - since_s
+        elif moment_s > since_s:
+            gaps.append(Interval(since_s, moment_s))
+        since_s = moment_s
+        if begins:
+            open_loops.append(loop)
+        elif loop in open_loops:
+            open_loops.remove(loop)
+    if run.end_s > since_s or not marks:
+        gaps.append(Interval(since_s, max(since_s, run.end_s)))
+    first_s = marks[0][0] if marks else run.end_s
+    outside = dict.fromkeys((BEFORE, BETWEEN, AFTER), 0.0)
+    named: dict[str, dict[str, float]] = {where: {} for where in outside}
+    for gap in gaps:
+        where = BEFORE if gap.begin_s < first_s else AFTER if marks and gap.begin_s >= marks[-1][0] else BETWEEN
+        outside[where] += gap.end_s - gap.begin_s
+        for name, call in calls:
+            inside_s = min(call.end_s, gap.end_s) - max(call.begin_s, gap.begin_s)
+            if inside_s > 0:
+                named[where][name] = named[where].get(name, 0.0) + inside_s
+    return Timeline(loops, outside, named)
+
+
+def lanes_of(
+    run: Interval, loops: Sequence[tuple[str, Sequence[Interval]]], calls: Sequence[tuple[str, Interval]]
+) -> list[Lane]:
+    """Returns the passes of each loop, by name, and the calls of functions that take long, to be drawn."""
+    total_s, by_name = run.end_s - run.begin_s, dict[str, list[Interval]]()
+    for name, span in calls:
+        by_name.setdefault(name, []).append(span)
+    long = [(sum(one.end_s - one.begin_s for one in spans), name) for name, spans in by_name.items()]
+    kept = [name for seconds, name in sorted(long, reverse=True) if seconds >= _LEAST_CALLS * total_s][:_MOST_CALLS]
+    lanes = []
+    for name, spans in [*loops, *((name, by_name[name]) for name in kept)]:
+        drawn: list[tuple[float, float]] = []
+        for span in sorted(spans, key=lambda span: span.begin_s):
+            begin_s, end_s = span.begin_s - run.begin_s, span.end_s - run.begin_s
+            if drawn and begin_s - drawn[-1][1] < _SEEN * total_s:
+                drawn[-1] = drawn[-1][0], max(drawn[-1][1], end_s)
+            else:
+                drawn.append((begin_s, end_s))
+        lanes.append(Lane(name, sum(span.end_s - span.begin_s for span in spans), tuple(drawn)))
+    return lanes

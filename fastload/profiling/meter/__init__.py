@@ -4,8 +4,8 @@ In: any iterable of batches, watched by a `Meter`. Out: for each step the time s
 computing; readings of the machine; a verdict (`profiling.verdict`); files for other tools. The batches pass through
 unchanged. Torch is imported for CUDA only.
 
-Read `meter` first (the public class), then `watching` (one pass over a loader), `loops` (the sums; host or
-CUDA events; the headspace), `sampler` with `gpus` (the readings), `exports`. Imports `timing` and `profiling.verdict`,
+Read `meter` first (the public class, and one pass over a loader), then `loops` (the sums; host or
+CUDA events; the headspace), `sampler` (the readings), `exports`. Imports `timing` and `profiling.verdict`,
 not the loader.
 """
 

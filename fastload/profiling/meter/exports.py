@@ -16,7 +16,7 @@ from fastload.errors import OutputError
 from fastload.profiling.meter.loops import Totals
 from fastload.profiling.meter.sampler import environment
 from fastload.system.files import check_new_file, save_text
-from fastload.timing.results import Step, with_schema
+from fastload.timing.results import LoopStep, with_schema
 
 StrPath = str | os.PathLike[str]
 
@@ -33,10 +33,10 @@ def save_new(text: str, path: StrPath, *, force: bool) -> None:
     save_text(text, Path(path), force=force)
 
 
-def csv_table(steps: Iterable[tuple[int, Step]]) -> str:
-    """Returns numbered steps as a table with the columns `step` and the fields of `Step`; unknown values are empty."""
+def csv_table(steps: Iterable[tuple[int, LoopStep]]) -> str:
+    """Returns numbered steps as a table: `step` and the fields of `LoopStep`; unknown values are empty."""
     text = io.StringIO(newline="")
-    table = csv.DictWriter(text, ("step", *(field.name for field in fields(Step))))
+    table = csv.DictWriter(text, ("step", *(field.name for field in fields(LoopStep))))
     table.writeheader()
     table.writerows({"step": number, **asdict(step)} for number, step in steps)
     return text.getvalue()
@@ -52,7 +52,7 @@ def head_line() -> str:
     return json_line("meter", with_schema({"environment": environment()}))
 
 
-def step_line(number: int, step: Step, loop: int) -> str:
+def step_line(number: int, step: LoopStep, loop: int) -> str:
     """Returns the line of a step; loops are numbered from 0 in the order in which they began."""
     # Written by hand: json.dumps takes 3 times as long.
     depth = "null" if step.queue_depth is None else step.queue_depth
@@ -68,7 +68,7 @@ def end_line(totals: Totals, loop: int) -> str:
     return json_line("totals", {"loop": loop, **asdict(totals)})
 
 
-class Record:
+class LineLog:
     """A file of JSON lines that grows line by line, so that a killed process loses none. Threads may share it."""
 
     def __init__(self, path: StrPath, *, force: bool) -> None:
@@ -97,7 +97,7 @@ class Record:
 
 def to_scalars(
     writer: ScalarWriter,
-    steps: Sequence[tuple[int, Step]],
+    steps: Sequence[tuple[int, LoopStep]],
     readings: Sequence[Mapping[str, float]],
     *,
     prefix: str,

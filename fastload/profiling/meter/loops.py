@@ -18,9 +18,8 @@ from fastload.errors import OptionError
 from fastload.profiling.verdict import Demands
 from fastload.system.advice import advice
 from fastload.timing.clocks import Clock, CudaClock, HostClock
-from fastload.timing.network import NetworkUse
 from fastload.timing.probe import Probe, WorkerInfo
-from fastload.timing.results import BatchWork, Step, Work
+from fastload.timing.results import BatchWork, LoopStep, NetworkUse, WorkTime
 
 
 def num_samples(batch: Any) -> int:
@@ -61,7 +60,7 @@ class Thinned(Generic[Item]):
 
 
 Times = tuple[float, float, float, float, float, int, int | None]
-"""The fields of a `Step`, which takes longer to make."""
+"""The fields of a `LoopStep`, which takes longer to make."""
 
 
 @dataclass
@@ -75,7 +74,7 @@ class Totals:
     transform_s: float = 0.0
     compute_s: float = 0.0
     batches: int = 0
-    stages: dict[str, Work] = field(default_factory=dict)
+    stages: dict[str, WorkTime] = field(default_factory=dict)
 
     @property
     def duration_s(self) -> float:
@@ -86,7 +85,7 @@ class Totals:
         """Share of the time that the loop waited for data, 0 to 1."""
         return self.wait_s / self.duration_s if self.duration_s else 0.0
 
-    def mean_stages(self) -> Mapping[str, Work]:
+    def mean_stages(self) -> Mapping[str, WorkTime]:
         return {name: work / self.batches for name, work in self.stages.items()}
 
 
@@ -153,13 +152,13 @@ class Loop:
                 stages[name] = stages[name] + cost if name in stages else cost
 
     @property
-    def numbered(self) -> list[tuple[int, Step]]:
+    def numbered(self) -> list[tuple[int, LoopStep]]:
         """The steps that were kept, with their numbers from 0."""
         stride = self.kept.stride
-        return [(stride * index, Step(*times)) for index, (times, _) in enumerate(list(self.kept.kept))]
+        return [(stride * index, LoopStep(*times)) for index, (times, _) in enumerate(list(self.kept.kept))]
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[LoopStep, ...]:
         """The steps that were kept, in order."""
         return tuple(step for _, step in self.numbered)
 

@@ -3,9 +3,9 @@
 In: one or several `Measured` (`fastload.timing.results`). Out: an HTML file with verdict, plots, tables and the raw
 data as JSON, which loads nothing from elsewhere.
 
-Read this module first (checks and writing), then `page` with `page.html` (the template), `sections` (text and tables of
-one run), `plots` (inline SVG, drawn once for all widths; long runs in few columns). Needs Jinja2, which
-is imported only when a page is made.
+Read this module first (checks and writing), then `page` with `page.html` (the template; text and tables of one run),
+`plots` (inline SVG, drawn once for all widths; long runs in few columns). Needs Jinja2, which is imported only when a
+page is made.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from fastload.system.text import number_text, seconds_text
-from fastload.timing.results import STAGES, Measured, Step, Work
+from fastload.timing.results import STAGES, LoopStep, Measured, WorkTime
 
 PARTS = ("wait", "copy", "transform", "compute")
-"""The parts of a step in stacking order: fields of `Step` without their unit."""
+"""The parts of a step in stacking order: fields of `LoopStep` without their unit."""
 
 Floats = NDArray[np.float64]
 
@@ -135,7 +135,7 @@ class Canvas:
 
 
 def ticks(end: float, most: int) -> list[float]:
-    """Returns round numbers from 0 to `end`, at most `most` equal steps apart: 1, 2, 2.5 or 5 times a power of ten."""
+    """Returns round numbers from 0 to `end`, in at most `most` equal steps: 1, 2, 2.5 or 5 times a power of ten."""
     power = 10 ** math.floor(math.log10(end / most))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= end / most * (1 - 1e-9))
     return [float(f"{step * number:.10g}") for number in range(int(end / step * (1 + 1e-9)) + 1)]
@@ -255,7 +255,7 @@ def plot_stages(run: Measured) -> Plot:
     return Plot(label, legend, bars=bars, bars_title=f"{unit} a batch")
 
 
-def in_order(stages: Mapping[str, Work]) -> list[tuple[str, Work]]:
+def in_order(stages: Mapping[str, WorkTime]) -> list[tuple[str, WorkTime]]:
     """Returns the stages in the order in which a batch goes through them, unknown names last."""
     return sorted(stages.items(), key=lambda stage: STAGES.index(stage[0]) if stage[0] in STAGES else len(STAGES))
 
@@ -289,13 +289,13 @@ class Series:
     high: Floats
 
 
-def parts_of(steps: Sequence[Step]) -> Floats:
+def parts_of(steps: Sequence[LoopStep]) -> Floats:
     """Returns (4, steps) seconds of each of `PARTS`; values that are negative or not finite become 0."""
     values = np.array([[getattr(step, f"{part}_s") for step in steps] for part in PARTS], dtype=np.float64)
     return np.maximum(np.nan_to_num(values, posinf=0.0), 0.0)
 
 
-def into_columns(steps: Sequence[Step], count: int) -> Columns:
+def into_columns(steps: Sequence[LoopStep], count: int) -> Columns:
     """Groups steps, at least one, into at most `count` columns of about equally many successive steps."""
     steps = sorted(steps, key=lambda step: step.begin_s)
     parts = parts_of(steps)

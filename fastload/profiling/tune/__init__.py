@@ -3,7 +3,7 @@
 In: a file and `TuneOptions`. Out: `Tuned`, with the figures of every candidate, the one chosen and why, and the call to
 paste.
 
-Read `search` first (races between candidates, and the result), then `candidates` (the options, and the values tried),
-`trials` (one timed run), `selection` (which candidate wins, a pure function of the figures). Uses steps and timed
-passes of `profiling.bench` and the meter; not `report` or `cli`.
+Read `search` first (races between candidates, the result, one timed run), then `candidates` (the options, the values
+tried, and which candidate wins, a pure function of the figures). Uses steps and timed passes of `profiling.bench` and
+the meter; not `report` or `cli`.
 """

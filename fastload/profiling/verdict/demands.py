@@ -19,8 +19,7 @@ from fastload.profiling.verdict.loop_model import (
     own_time,
 )
 from fastload.profiling.verdict.replacement import PlainLoader
-from fastload.timing.network import NetworkUse
-from fastload.timing.results import NETWORK, STAGES, WAITING, BatchWork, Step, Work
+from fastload.timing.results import NETWORK, STAGES, WAITING, BatchWork, LoopStep, NetworkUse, WorkTime
 
 MAKING_STAGES = STAGES[:-1]
 """The stages of making a batch before its copy to the device, in order."""
@@ -40,7 +39,7 @@ class Demands:
     """One loader's batches and the steps that used them, whoever recorded them; all times in seconds."""
 
     batches: tuple[BatchWork, ...]  # their costs, in the order of the steps, as far as they are known
-    steps: tuple[Step, ...]  # of the loop that asked for the batches; of a long run an evenly spaced part
+    steps: tuple[LoopStep, ...]  # of the loop that asked for the batches; of a long run an evenly spaced part
     workers: int  # threads or processes that make batches; 0: the loop makes them itself
     ahead: int  # batches that may be in progress or ready at once
     cpus: int  # that the job may use
@@ -144,8 +143,8 @@ class Costs:
 
     # Time to make each batch by stage, as it was measured. `lock contention` and `a slow sample now and then` are
     # entries of their own, taken out of the stages in which they happen
-    batches: tuple[Mapping[str, Work], ...]
-    stages: Mapping[str, Work]  # their means
+    batches: tuple[Mapping[str, WorkTime], ...]
+    stages: Mapping[str, WorkTime]  # their means
     copy_s: float  # time of the loop to bring a batch to the device
     transform_s: float  # time of the loop to transform a batch when it is received
     compute_s: float  # the rest of a step's own time
@@ -161,7 +160,7 @@ class Costs:
     @property
     def waits_for_network(self) -> bool:
         """Whether most of a batch's time is the wait for the network, of which more workers get no more."""
-        waits_s = self.stages.get(NETWORK, Work()).total_s
+        waits_s = self.stages.get(NETWORK, WorkTime()).total_s
         return waits_s > 0 and waits_s == max(work.total_s for work in self.stages.values())
 
     @property
@@ -175,8 +174,8 @@ class Costs:
 
     def without(self, *causes: str) -> LoopModel:
         """Returns the loop after causes are removed."""
-        made = [sum((work for name, work in batch.items() if name not in causes), Work()) for batch in self.batches]
-        batches = tuple(Work(self.scale * work.running_s, self.scale * work.blocked_s) for work in made)
+        made = [sum((work for name, work in batch.items() if name not in causes), WorkTime()) for batch in self.batches]
+        batches = tuple(WorkTime(self.scale * work.running_s, self.scale * work.blocked_s) for work in made)
         gone_s = self.copy_s * ("copy to the device" in causes) + self.transform_s * ("transform" in causes)
         left = 1 - gone_s / self.own_s if self.own_s > 0 else 1.0
         model = replace(self.model, batches=batches or self.model.batches, own_s=left * self.model.own_s)
@@ -212,7 +211,7 @@ def loop_packed(costs: Costs, demands: Demands) -> LoopModel:
     What it makes a batch for is `demands.by_fastloader`, nothing where that is not known. Transforms that it cannot
     do are left, in worker processes as before.
     """
-    made = demands.by_fastloader or FastLoaderCosts(Work())
+    made = demands.by_fastloader or FastLoaderCosts(WorkTime())
     saved_s = saved_by_channels_last_s(costs, demands)
     if demands.keeps_transform:
         model = costs.without(*BY_FASTLOAD)
@@ -250,7 +249,7 @@ def around_s(costs: Costs, demands: Demands) -> float:
 def _worker(costs: Costs, demands: Demands) -> WorkerCosts:
     """Returns what its workers cost, as measured in a trial; nothing without any."""
     known = demands.by_a_worker if costs.model.workers else None
-    return known or WorkerCosts(Work())
+    return known or WorkerCosts(WorkTime())
 
 
 def loop_with_channels_last(costs: Costs, demands: Demands) -> LoopModel:
@@ -284,7 +283,7 @@ def loop_with_one_tensor(costs: Costs, demands: Demands, one: WorkerCosts) -> Lo
     taken = min(1.0, one.receive_s / several.receive_s) if several.receive_s > 0 else 1.0
     return replace(
         without,
-        batches=tuple(batch + Work(handed_s) for batch in without.batches),
+        batches=tuple(batch + WorkTime(handed_s) for batch in without.batches),
         receive_s=taken * model.receive_s,
         receive_blocked_s=taken * model.receive_blocked_s,
     )
@@ -318,7 +317,7 @@ def costs_of(demands: Demands) -> Costs:
     own_cpus = demands.step_running_s / alone_s if alone_s > 0 else 0.0
     starts, epochs = demands.startups_s, max(1, len(demands.epochs))
     model = LoopModel(
-        batches=tuple(sum(batch.values(), Work()) for batch in batches) or (Work(),),
+        batches=tuple(sum(batch.values(), WorkTime()) for batch in batches) or (WorkTime(),),
         workers=demands.workers,
         ahead=max(demands.ahead, demands.workers),
         in_turn=not demands.by_threads,
@@ -339,7 +338,7 @@ def costs_of(demands: Demands) -> Costs:
     before_s, after_s = (sum(work.total_s for work in one.batches) for one in (model, found))
     return Costs(
         batches=batches,
-        stages={name: sum((batch[name] for batch in batches), Work()) / len(batches) for name in batches[0]}
+        stages={name: sum((batch[name] for batch in batches), WorkTime()) / len(batches) for name in batches[0]}
         if batches else {},
         copy_s=copy_s,
         transform_s=transform_s,
@@ -362,12 +361,12 @@ def _contending(demands: Demands) -> list[float]:
     return [0.0 if most and step.queue_depth == most else mean for step in steps]
 
 
-def _with_causes(demands: Demands) -> tuple[dict[str, Work], ...]:
+def _with_causes(demands: Demands) -> tuple[dict[str, WorkTime], ...]:
     """Returns the stages of each batch, and what lock contention and slow samples take of them."""
     found = []
     slow_s = _beyond_level([batch.total_s for batch in demands.batches], sum(one.slow_s for one in demands.batches))
     for batch, slow in zip(demands.batches, slow_s, strict=True):
-        stages = dict.fromkeys(MAKING_STAGES, Work()) | dict(batch.stages)
+        stages = dict.fromkeys(MAKING_STAGES, WorkTime()) | dict(batch.stages)
         # A FastLoader reads without a lock: what looks like one is its threads waiting for the GIL, or for the disk.
         _move(stages, "lock contention", 0.0 if demands.is_fastload else batch.lock_s, running=False)
         _move(stages, "a slow sample now and then", slow, running=True)
@@ -388,20 +387,20 @@ def _beyond_level(times_s: Sequence[float], excess_s: float) -> list[float]:
     return [max(0.0, time - level) for time in times_s]
 
 
-def _move(stages: dict[str, Work], cause: str, cost_s: float, *, running: bool) -> None:
+def _move(stages: dict[str, WorkTime], cause: str, cost_s: float, *, running: bool) -> None:
     """Moves blocked seconds, and running ones if asked for, out of the stages in proportion into an entry `cause`."""
     names = ("reading", "decoding", "transform", *([WAITING] if running else []))
     sources = {stage: stages[stage] for stage in names}
     total = sum(work.blocked_s + running * work.running_s for work in sources.values())
     share = min(1.0, cost_s / total) if total > 0 else 0.0
-    stages[cause] = Work()
+    stages[cause] = WorkTime()
     for stage, work in sources.items():
         running_s, blocked_s = running * share * work.running_s, share * work.blocked_s
-        stages[cause] += Work(running_s, blocked_s)
-        stages[stage] = Work(work.running_s - running_s, work.blocked_s - blocked_s)
+        stages[cause] += WorkTime(running_s, blocked_s)
+        stages[stage] = WorkTime(work.running_s - running_s, work.blocked_s - blocked_s)
 
 
-def _device_step_s(steps: Sequence[Step]) -> float:
+def _device_step_s(steps: Sequence[LoopStep]) -> float:
     """Returns the time of a step on a device that works asynchronously, 0.0 when it is not known.
 
     A loop that only launches kernels goes on at once while the device is idle. When several batches are ready in a row,

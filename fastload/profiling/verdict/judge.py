@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import replace
 
+from fastload.profiling.verdict import sentences
 from fastload.profiling.verdict.demands import (
     MAKING_STAGES,
     PACKED,
@@ -23,18 +24,9 @@ from fastload.profiling.verdict.demands import (
     saved_by_channels_last_s,
 )
 from fastload.profiling.verdict.loop_model import LoopModel
-from fastload.profiling.verdict.sentences import (
-    FASTLOAD_HELPS,
-    OTHER_PROGRAMS,
-    change_for,
-    evidence_of,
-    how_to,
-    parts_of_step,
-    sentence_of,
-)
 from fastload.system.advice import advice
 from fastload.system.text import seconds_text
-from fastload.timing.results import NETWORK, WAITING, Remedy, Verdict, Work
+from fastload.timing.results import NETWORK, WAITING, Remedy, Verdict, WorkTime
 
 _MADE = (*MAKING_STAGES, "lock contention", "a slow sample now and then")  # what the cost of a batch consists of
 
@@ -106,11 +98,11 @@ def judge(demands: Demands) -> Verdict:
         stall_share=stall_share,
         cures=() if first is None else (first, *others),
         worth_making=worth_making,
-        fastload_helps=cause in FASTLOAD_HELPS and demands.images and not demands.is_fastload,
+        fastload_helps=cause in sentences.FASTLOAD_HELPS and demands.images and not demands.is_fastload,
         free_step_s=best_s,
     )
-    evidence = (*evidence_of(verdict, demands, costs), *demands.notes)
-    return replace(verdict, sentence=sentence_of(verdict, demands), evidence=evidence)
+    evidence = (*sentences.evidence_of(verdict, demands, costs), *demands.notes)
+    return replace(verdict, sentence=sentences.sentence_of(verdict, demands), evidence=evidence)
 
 
 def _free_step_s(demands: Demands, costs: Costs, step_s: float) -> tuple[float, float]:
@@ -131,7 +123,7 @@ def _is_held(demands: Demands, stall_share: float) -> bool:
     if demands.others_cpus < _HELD * demands.cpus:
         return False
     batches, step_s = demands.batches, statistics.fmean(step.duration_s for step in demands.steps)
-    works = [sum(batch.stages.values(), Work()) for batch in batches]
+    works = [sum(batch.stages.values(), WorkTime()) for batch in batches]
     making_s, lacking_s = sum(work.total_s for work in works), sum(batch.runnable_s for batch in batches)
     seen_s = sum(work.running_s for work in works) / max(1, len(batches)) + demands.receive_s + demands.step_running_s
     own_cpus = demands.job_cpus or seen_s / step_s
@@ -149,8 +141,8 @@ def _held(demands: Demands, costs: Costs, step_s: float, stall_share: float, bes
         f"{stall_share:.0%} of the time the step waits for data ({seconds_text(step_s)} a step); "
         f"{advice('end other programs')}"
     )
-    verdict = Verdict(OTHER_PROGRAMS, sentence, (), step_s, stall_share, free_step_s=best_s)
-    return replace(verdict, evidence=(*evidence_of(verdict, demands, costs), *demands.notes))
+    verdict = Verdict(sentences.OTHER_PROGRAMS, sentence, (), step_s, stall_share, free_step_s=best_s)
+    return replace(verdict, evidence=(*sentences.evidence_of(verdict, demands, costs), *demands.notes))
 
 
 def _started(demands: Demands, costs: Costs, step_s: float, stall_share: float, best_s: float) -> Verdict:
@@ -162,7 +154,7 @@ def _started(demands: Demands, costs: Costs, step_s: float, stall_share: float, 
         f"{advice('longer run', count=f'{max(100, 10 * count):,}')}"
     )
     verdict = Verdict("worker start-up", sentence, (), step_s, stall_share, free_step_s=best_s)
-    return replace(verdict, evidence=(*evidence_of(verdict, demands, costs), *demands.notes))
+    return replace(verdict, evidence=(*sentences.evidence_of(verdict, demands, costs), *demands.notes))
 
 
 def _judged_by_waits(demands: Demands, step_s: float, waited_s: float) -> Verdict:
@@ -181,7 +173,7 @@ def _judged_by_waits(demands: Demands, step_s: float, waited_s: float) -> Verdic
     remedy = Remedy("", advice("find out"), fed_s, gain)
     cause, cures = ("", (remedy,)) if binds else ("compute", ())
     verdict = Verdict(cause, sentence, (), step_s, share, cures, worth_making=binds, free_step_s=fed_s)
-    return replace(verdict, evidence=(*parts_of_step(verdict, demands), *demands.notes))
+    return replace(verdict, evidence=(*sentences.parts_of_step(verdict, demands), *demands.notes))
 
 
 def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> Iterable[Remedy]:
@@ -193,11 +185,11 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
         cause: str, after: LoopModel, workers: int = 0, *, channels_last: bool = False, rest: float = costs.rest
     ) -> Remedy:
         after_s = max(best_s - channels_last * saved_s, min(step_s, rest * after.played().step_s))
-        how = how_to(cause, demands, workers)
-        return Remedy(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9), how)
+        how = sentences.how_to(cause, demands, workers)
+        return Remedy(cause, sentences.change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9), how)
 
     packs = demands.images and not demands.is_fastload
-    seconds = {name: costs.stages.get(name, Work()).total_s for name in _MADE}
+    seconds = {name: costs.stages.get(name, WorkTime()).total_s for name in _MADE}
     seconds["hand-over"] += model.receive_s + model.receive_blocked_s
     seconds["copy to the device"] = costs.copy_s
     if packs:
@@ -253,14 +245,14 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
             _, few_s, full_s = demands.fewer_workers
             after_s = min(step_s, step_s * few_s / full_s)
         after_s = max(best_s, after_s)
-        change = change_for("too many workers", demands, model.cpus)
-        how = how_to("too many workers", demands, model.cpus)
+        change = sentences.change_for("too many workers", demands, model.cpus)
+        how = sentences.how_to("too many workers", demands, model.cpus)
         yield Remedy("too many workers", change, after_s, step_s / max(after_s, 1e-9), how)
 
 
 def _waits_most(demands: Demands, costs: Costs) -> bool:
     """Whether the dataset's code mostly sleeps or waits for the network while it makes a batch."""
-    waits_s = costs.stages.get(WAITING, Work()).total_s
+    waits_s = costs.stages.get(WAITING, WorkTime()).total_s
     # With fewer workers than CPUs, a mixture of all kinds of work has too few workers.
     least_s = (_MOSTLY if demands.workers < demands.cpus else 0.0) * costs.make_s
     return waits_s > least_s and waits_s == max(work.total_s for work in costs.stages.values())
@@ -288,7 +280,7 @@ def _choose(demands: Demands, costs: Costs, remedies: list[Remedy], step_s: floa
     if not remedies:
         return None
     best = remedies[0]
-    unusual_s = max(costs.stages.get(cause, Work()).total_s for cause in _UNUSUAL)
+    unusual_s = max(costs.stages.get(cause, WorkTime()).total_s for cause in _UNUSUAL)
     more_may_help = demands.workers < demands.cpus and unusual_s < _MUCH * costs.make_s
     is_limit = best.cause == "transform" and not best.how
     for remedy in remedies:

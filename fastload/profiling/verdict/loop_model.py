@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fastload.timing.results import Work
+from fastload.timing.results import WorkTime
 
 # The range in which a step's slowdown is searched, and how often it is halved.
 _LEAST_SLOWER, _MOST_SLOWER, _HALVINGS = 0.5, 8.0, 10
@@ -60,7 +60,7 @@ class Contention:
 class LoopModel:
     """The costs of a loop, in seconds."""
 
-    batches: tuple[Work, ...]  # to make each, by one worker that always has a CPU; in turn, again and again
+    batches: tuple[WorkTime, ...]  # to make each, by one worker that always has a CPU; in turn, again and again
     workers: int = 0  # threads or processes that make them; 0: the loop itself
     ahead: int = 0  # batches that may be in progress or ready at once
     in_turn: bool = True  # whether workers make batches in turn, as in torch, or whoever is free makes the next
@@ -89,7 +89,7 @@ class LoopModel:
 
     def scaled(self, factor: float) -> LoopModel:
         """Returns the loop whose batches cost so many times as much."""
-        batches = tuple(Work(batch.running_s * factor, batch.blocked_s * factor) for batch in self.batches)
+        batches = tuple(WorkTime(batch.running_s * factor, batch.blocked_s * factor) for batch in self.batches)
         return replace(self, batches=batches)
 
 
@@ -207,7 +207,7 @@ class _Epoch:
             self._step += 1
             self._begin("wait", 0.0)
 
-    def _shared(self, costs: Sequence[Work]) -> tuple[float, float]:
+    def _shared(self, costs: Sequence[WorkTime]) -> tuple[float, float]:
         """Returns how many times as long CPU time of workers takes now, and the loop's own, for want of CPUs."""
         model = self._model
         own_cpus = model.own_cpus if self._stage == "own" else float(self._stage == "receive")
@@ -225,7 +225,7 @@ class _Epoch:
                 break
         return stretch, stretch if self._stage == "receive" else slowdown
 
-    def _cost(self, number: int) -> Work:
+    def _cost(self, number: int) -> WorkTime:
         return self._model.batches[number % len(self._model.batches)]
 
 
@@ -286,7 +286,7 @@ def own_time(
 class WorkerCosts:
     """The cost of making batches in another process, as `DataLoader` does, in seconds."""
 
-    batch: Work  # of the worker, to hand a batch over
+    batch: WorkTime  # of the worker, to hand a batch over
     receive_s: float = 0.0  # of the loop, to take it over
     touch_s: float = 0.0  # in the step, until the memory that it lies in is mapped
     unmap_s: float = 0.0  # in the next step, until that memory is given back
@@ -313,7 +313,7 @@ class FormatCosts:
 class FastLoaderCosts:
     """The cost of a `FastLoader` in place of the loader, in seconds."""
 
-    batch: Work  # to make one, with the machine for itself
+    batch: WorkTime  # to make one, with the machine for itself
     # How many times as long a step takes while it runs, CPUs shared in proportion left out; less than 1: the loop's
     # steps follow pauses, from which they begin with cold caches, and would follow one another.
     slows: float = 1.0

@@ -3,10 +3,10 @@
 Input: a list of transforms, a batch of images (a tensor, or rows of a mapping that are not gathered yet) and draws.
 Output: a new batch.
 
-Read first: `pipeline` (a list applied to a batch), then `fuse` (lists cut into passes) and `placement` (crops, resizes
-and flips as tables of numbers). `place` moves whole batches by plain torch and NumPy, `resample` sample by sample on
-the CPU, `gpu` by the kernel of `triton_kernels` (loads and stores are in `triton_bytes`, its filter and colours in
-`triton_parts`); `buffers` is the memory of outputs, and what sends to a device.
+Read first: `pipeline` (a list applied to a batch), which it cuts into passes), then `placement` (crops,
+resizes and flips as tables of numbers). `place` moves whole batches by plain torch and NumPy, `resample` sample by
+sample on the CPU, `gpu` by the kernel of `triton_kernels`; `buffers` is the memory of outputs, and what sends to a
+device.
 `decode_time_resize` gives images of several sizes one size.
 
 Imports the modules of `transforms`; nothing of files, loaders or threads.

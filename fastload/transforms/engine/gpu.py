@@ -1,6 +1,6 @@
 """Runs crops (padded or not), resizes, flips, colour, erasing and Normalize in one pass on a GPU, and gathers rows.
 
-Calls `triton_kernels.py` and `triton_bytes.py`, which take Triton 3.5 (torch 2.9) or newer: they pass tuples on.
+Calls `triton_kernels.py`, which takes Triton 3.5 (torch 2.9) or newer: it passes tuples on.
 
 The batch is read once as uint8, from device memory (rows of a cache in host memory are brought there by `gather_rows`
 first), and written once, normalized and channels_last. Triton is imported at the first call: builds of torch for the
@@ -207,7 +207,7 @@ def gather_rows(source: torch.Tensor, index: torch.Tensor, *, out: torch.Tensor 
     pieces = -(-len(index) // (_PIECE_LANES // span)) * spans
     on_bus = source.device.type == "cpu"
     programs = min(pieces, _BUS_BYTES // (_PIECE_LANES * lane_bytes)) if on_bus else pieces
-    from fastload.transforms.engine.triton_bytes import gather  # imports Triton
+    from fastload.transforms.engine.triton_kernels import gather  # imports Triton
 
     with _current(device):
         gather[(programs,)](

@@ -12,8 +12,16 @@ images grow, each byte is read twice a program and not four times a value.
 Where rows shrink to less than two thirds, the filter of an output row ends at the centres of its neighbours: a source
 row is added to the two output rows that it lies between, and then forgotten.
 
-Weights and colour steps are in `triton_parts.py`, what loads and stores blocks in
-`triton_bytes.py`.
+A thread makes up to 7 pixels of a row: 4 neighbours, 2 neighbours and one, as the bits of that number say, so that 32
+threads fit rows of any multiple of 32, and values of neighbours are stored together. A thread's values for its 4, 2 or
+1 neighbours are a block. A tuple holds the blocks of all channels, channel after channel.
+
+The weights are Pillow's antialiased bilinear filter's. They are zero outside its support, so every run of taps
+within the window that covers the support gives the same sum. Runs of ceil(2 * support) taps do: 2 where nothing
+shrinks, 3 down to two thirds, 5 along x down to two fifths; beyond, weights along x are computed for each source row.
+
+Colour steps are what `colour.py` does, in registers, with the same formulas and rounding. `gather` is the kernel of
+`gpu.gather_rows`.
 `benchmarks/kernel_code.py` counts the instructions that a change costs or saves.
 """
 
@@ -22,21 +30,310 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastload.transforms.engine.triton_bytes import (
-    LIFT,
-    LOWER,
-    added,
-    by_block,
-    grouped,
-    loaded,
-    parted,
-    pixels,
-    spread,
-    stored,
-    times,
-    words,
-)
-from fastload.transforms.engine.triton_parts import CONTRAST, coloured, columns_of, first_tap, support, weights_of
+# The codes of colour.py; 0 leaves a pixel as it is, 1 is brightness.
+CONTRAST = tl.constexpr(2)
+SATURATION = tl.constexpr(3)
+HUE = tl.constexpr(4)
+
+
+@triton.jit
+def first_tap(centre, zoom, window, TAPS: tl.constexpr):
+    """Returns the first tap of rows or columns: of TAPS within the window, or of all that the filter covers."""
+    if TAPS == 2:
+        return tl.minimum(tl.maximum(centre - 0.5, 0.0).to(tl.int32), window - 2)
+    first = tl.maximum(centre - tl.maximum(zoom, 1.0) + 0.5, 0.0).to(tl.int32)
+    if TAPS == 3:
+        first = tl.minimum(first, window - 3)
+    return first
+
+
+@triton.jit
+def weights_of(centre, zoom, window, SCALE: tl.constexpr, TAPS: tl.constexpr):
+    """Returns first tap and weights, times SCALE, of rows or columns, of TAPS taps within a window that has as many."""
+    if TAPS == 2:
+        # Nothing shrinks, the support is 1: clamping the centre does what normalizing the weights would.
+        place = tl.minimum(tl.maximum(centre - 0.5, 0.0), (window - 1).to(tl.float32))
+        first = tl.minimum(place.to(tl.int32), window - 2)
+        second = (place - first.to(tl.float32)) * SCALE
+        return first, (-second + SCALE, second)
+    else:
+        reach = tl.maximum(zoom, 1.0)
+        first = tl.minimum(tl.maximum(centre - reach + 0.5, 0.0).to(tl.int32), window - TAPS)
+        distance = first.to(tl.float32) + 0.5 - centre
+        weights = ()
+        for tap in tl.static_range(TAPS):
+            weights = weights + (_triangle(distance + tap, 1.0 / reach),)
+        total = weights[0]
+        for tap in tl.static_range(1, TAPS):
+            total += weights[tap]
+        share = 1.0 / total * SCALE
+        return first, [weight * share for weight in weights]
+
+
+@triton.jit
+def columns_of(centres, zoom, window, PIXELS: tl.constexpr, TAPS: tl.constexpr):
+    """Returns the pixels' first taps, and for each tap blocks of weights; computed in the layout of the loads."""
+    found = [weights_of(centre, zoom, window, LIFT, TAPS) for centre in centres]
+    weights = ()
+    for tap in tl.static_range(TAPS):
+        weights = weights + (grouped([one[1][tap] for one in found], PIXELS),)
+    return [one[0] for one in found], weights
+
+
+@triton.jit
+def support(centres, zoom, window, PIXELS: tl.constexpr):
+    """Returns the pixels' first taps, their distances from the centres, the weights' scale, and how many taps."""
+    taps = tl.minimum((2.0 * tl.maximum(zoom, 1.0)).to(tl.int32) + 2, window)
+    firsts = [
+        tl.minimum(tl.maximum(centre - tl.maximum(zoom, 1.0) + 0.5, 0.0).to(tl.int32), window - taps)
+        for centre in centres
+    ]
+    distances = ()
+    for at in tl.static_range(PIXELS):
+        distances = distances + (firsts[at].to(tl.float32) + 0.5 - centres[at],)
+    totals = [tl.zeros_like(centre) for centre in centres]
+    for tap in range(taps):
+        weights = [_triangle(distance + tap, 1.0 / tl.maximum(zoom, 1.0)) for distance in distances]
+        totals = added(totals, weights, (1.0,))
+    return firsts, grouped(distances, PIXELS), grouped([1.0 / total for total in totals], PIXELS), taps
+
+
+@triton.jit
+def _triangle(distance, inverse):
+    return tl.maximum(1.0 - tl.abs(distance) * inverse, 0.0)
+
+
+@triton.jit
+def coloured(values, ops, factors, steps, mean):
+    """Returns a block for each channel after a sample's colour steps, and the gray levels before contrast."""
+    level = tl.zeros_like(values[0])
+    for step in range(steps):
+        op, factor = tl.load(ops + step), tl.load(factors + step)
+        if len(values) == 1:
+            if (op > 0) & (op <= CONTRAST):
+                if op == CONTRAST:
+                    level = values[0]
+                values = (_blend(values[0], tl.where(op == CONTRAST, mean, 0.0), factor),)
+        else:
+            red, green, blue = values
+            if op == HUE:
+                values = _turned(red, green, blue, factor)
+            elif op > 0:
+                other = tl.floor(red * 0.2989 + green * 0.587 + blue * 0.114)
+                if op == CONTRAST:
+                    level = other
+                other = tl.where(op == SATURATION, other, tl.where(op == CONTRAST, mean, 0.0))
+                values = _blend(red, other, factor), _blend(green, other, factor), _blend(blue, other, factor)
+    return values, level
+
+
+@triton.jit
+def _blend(level, other, factor):
+    return tl.floor(tl.minimum(tl.maximum(level * factor + other * (1.0 - factor), 0.0), 255.0))
+
+
+@triton.jit
+def _turned(red, green, blue, turns):
+    """Returns colours with their hue turned by parts of a full turn, as `colour.py` does it."""
+    largest = tl.maximum(tl.maximum(red, green), blue)
+    chroma = largest - tl.minimum(tl.minimum(red, green), blue)
+    divisor = tl.maximum(chroma, 1.0)
+    of_green_or_blue = tl.where(largest == green, 2.0 + (blue - red) / divisor, 4.0 + (red - green) / divisor)
+    hue = tl.where(largest == red, (green - blue) / divisor, of_green_or_blue) + 6.0 * turns
+    return (
+        _channel(hue + 5.0, largest, chroma),
+        _channel(hue + 3.0, largest, chroma),
+        _channel(hue + 1.0, largest, chroma),
+    )
+
+
+@triton.jit
+def _channel(hue, largest, chroma):
+    distance = hue - 6.0 * tl.floor(hue / 6.0)
+    missing = tl.minimum(tl.maximum(tl.minimum(distance, 4.0 - distance), 0.0), 1.0)
+    level = (largest - chroma * missing) * (255.999 / 255)
+    return tl.floor(tl.minimum(tl.maximum(level, 0.0), 255.0))
+
+
+# The bits of a byte, taken as a float32, are the byte times 2**-149, exactly: products with lifted weights are a
+# conversion as well, for nothing. GPUs take such (denormal) numbers at full speed.
+LIFT = tl.constexpr(2.0**126)
+LOWER = tl.constexpr(2.0**23)
+
+
+@triton.jit
+def pixels(THREADS: tl.constexpr, PIXELS: tl.constexpr):
+    """Returns the numbers of a tile's pixels in blocks of which each thread has 4, 2 or 1 neighbours, PIXELS in all."""
+    thread, pair = tl.arange(0, THREADS), tl.arange(0, 2)
+    found = ()
+    if PIXELS & 4:
+        found = found + ((thread * 4)[:, None, None] + (pair * 2)[None, :, None] + pair[None, None, :],)
+    if PIXELS & 2:
+        found = found + ((thread * 2 + THREADS * (PIXELS & 4))[:, None] + pair[None, :],)
+    if PIXELS & 1:
+        found = found + (thread + THREADS * (PIXELS & 6),)
+    return found
+
+
+@triton.jit
+def grouped(parts, PIXELS: tl.constexpr):
+    """Returns blocks of each thread's values for its pixels, in the order of `parted`."""
+    found = ()
+    if PIXELS & 4:
+        found = found + (tl.join(tl.join(parts[0], parts[2]), tl.join(parts[1], parts[3])),)
+    if PIXELS & 2:
+        found = found + (tl.join(parts[PIXELS & 4], parts[(PIXELS & 4) + 1]),)
+    if PIXELS & 1:
+        found = found + (parts[PIXELS & 6],)
+    return found
+
+
+@triton.jit
+def parted(blocks):
+    """Returns what each thread has for its first pixel, for its second, and so on."""
+    found = ()
+    for at in tl.static_range(len(blocks)):
+        if len(blocks[at].shape) == 3:
+            even, odd = tl.split(blocks[at])
+            first, third = tl.split(even)
+            second, fourth = tl.split(odd)
+            found = found + (first, second, third, fourth)
+        elif len(blocks[at].shape) == 2:
+            found = found + tl.split(blocks[at])
+        else:
+            found = found + (blocks[at],)
+    return found
+
+
+@triton.jit
+def by_block(values, CHANNELS: tl.constexpr):
+    """Returns blocks in another order: for each place, the blocks of all channels side by side."""
+    BLOCKS: tl.constexpr = len(values) // CHANNELS
+    found = ()
+    for at in tl.static_range(len(values)):
+        found = found + (values[at % CHANNELS * BLOCKS + at // CHANNELS],)
+    return found
+
+
+@triton.jit
+def times(values, weights):
+    """Returns values times weights, which are repeated for as many values as there are."""
+    found = ()
+    for at in tl.static_range(len(values)):
+        found = found + (values[at] * weights[at % len(weights)],)
+    return found
+
+
+@triton.jit
+def added(values, others, weights):
+    """Returns values to which others were added, times weights, which are repeated for as many as there are."""
+    found = ()
+    for at in tl.static_range(len(values)):
+        found = found + (values[at] + others[at] * weights[at % len(weights)],)
+    return found
+
+
+@triton.jit
+def loaded(pointers, stride_c, CHANNELS: tl.constexpr, PIXELS: tl.constexpr):
+    """Returns the bytes of pixels, given pointers to their first ones, as float32 of the same bits: see `LIFT`."""
+    found = ()
+    for channel in tl.static_range(CHANNELS):
+        # Pixel by pixel: loads of a block would choose another layout.
+        parts = [tl.load(pointer + channel * stride_c) for pointer in pointers]
+        found = found + grouped([part.to(tl.int32).to(tl.float32, bitcast=True) for part in parts], PIXELS)
+    return found
+
+
+@triton.jit
+def words(line, THREADS: tl.constexpr, CHANNELS: tl.constexpr, STEP: tl.constexpr, last):
+    """Returns the aligned words around each thread's 4 pixels, and the bits that the first begins before them.
+
+    Threads beyond the last one read as it does; `line` points to the first one's pixels, and STEP, 1 or -1, is where
+    the next one's are. Memory may end with the word that holds the last byte.
+    """
+    address = line.to(tl.int64)
+    begin, end = (address & -4).to(tl.pointer_type(tl.uint32)), ((address + 3) & -4).to(tl.pointer_type(tl.uint32))
+    at = tl.minimum(tl.arange(0, THREADS), last) * (STEP * CHANNELS)
+    found = ()
+    for word in tl.static_range(CHANNELS):
+        found = found + (tl.load(begin + (at + word)),)
+    return found + (tl.load(end + (at + (CHANNELS - 1))),), (address.to(tl.uint32) & 3) * 8
+
+
+@triton.jit
+def spread(around, skew, others, STEP: tl.constexpr):
+    """Returns bytes as `loaded` does: for each channel the bytes of `words`, reversed if STEP is -1, then `others`."""
+    CHANNELS: tl.constexpr = len(around) - 1
+    OTHERS: tl.constexpr = len(others) // CHANNELS
+    FIRST: tl.constexpr = 0 if STEP == 1 else 3 * CHANNELS
+    whole = ()
+    for word in tl.static_range(CHANNELS):
+        both = around[word].to(tl.uint64) | (around[word + 1].to(tl.uint64) << 32)
+        whole = whole + ((both >> skew.to(tl.uint64)).to(tl.uint32),)
+    found = ()
+    for channel in tl.static_range(CHANNELS):
+        parts = ()
+        for at in tl.static_range(FIRST + channel, FIRST + channel + 4 * STEP * CHANNELS, STEP * CHANNELS):
+            part = (whole[at // 4] >> (at % 4 * 8)) & 0xFF
+            parts = parts + (part.to(tl.float32, bitcast=True),)
+        found = found + grouped(parts, 4) + others[channel * OTHERS : (channel + 1) * OTHERS]
+    return found
+
+
+@triton.jit
+def stored(target, values, width, CHANNELS: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr):
+    """Stores the values of a tile's pixels, in the order of `by_block`, side by side; no more than `width` pixels."""
+    before = 0
+    for group in tl.static_range(len(values) // CHANNELS):
+        parts = parted(values[group * CHANNELS : (group + 1) * CHANNELS])
+        before += _stored_block(target, parts, before, width, CHANNELS, WIDE, FULL)
+
+
+@triton.jit
+def _stored_block(target, parts, before, width, CHANNELS: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr):
+    """Stores one block, `before` pixels behind the target, in pieces of up to 4 values; returns its pixels."""
+    EACH: tl.constexpr = len(parts) // CHANNELS
+    THREADS: tl.constexpr = parts[0].shape[0]
+    PIECE: tl.constexpr = 4 if WIDE and len(parts) % 4 == 0 else 2 if WIDE and len(parts) % 2 == 0 else 1
+    SIZE: tl.constexpr = PIECE * (target.dtype.element_ty.primitive_bitwidth // 8)
+    first = before + tl.arange(0, THREADS) * EACH
+    for begin in tl.static_range(0, len(parts), PIECE):
+        piece = ()
+        for at in tl.static_range(begin, begin + PIECE):
+            piece = piece + (parts[at % CHANNELS * EACH + at // CHANNELS],)
+        made = tl.reshape(grouped(piece, PIECE)[0], [THREADS, PIECE])
+        address = target + (first[:, None] * CHANNELS + begin + tl.arange(0, PIECE)[None, :])
+        if PIECE > 1:
+            address = tl.max_contiguous(tl.multiple_of(address, [1, SIZE]), [1, PIECE])
+        if FULL:
+            tl.store(address, made)
+        else:
+            inside = first + begin // CHANNELS < width
+            tl.store(address, made, mask=tl.broadcast_to(inside[:, None], [THREADS, PIECE]))
+    return THREADS * EACH
+
+
+@triton.jit(do_not_specialize="skew batch row_lanes spans pieces".split(), do_not_specialize_on_alignment=["index"])
+def gather(
+    source, index, out,  # words; int64 (B,); words
+    skew, batch, row_lanes, spans, pieces,
+    WORDS: tl.constexpr,  # of a lane
+    ALIGN: tl.constexpr,  # lanes of a source address that reads begin at
+    ROWS: tl.constexpr, SPAN: tl.constexpr,  # rows, and lanes of a row, of a piece
+):  # fmt: skip
+    """Copies rows `source[index]` to `out`, in pieces that the programs share out."""
+    word = tl.arange(0, WORDS)[None, None, :]
+    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
+        row = piece // spans * ROWS + tl.arange(0, ROWS)[:, None]
+        chosen = tl.load(index + row, mask=row < batch, other=0) * row_lanes
+        # A span reads whole lines of memory: the first begins before its row, and reads nothing there.
+        lane = piece % spans * SPAN + tl.arange(0, SPAN)[None, :] - ((chosen + skew) % ALIGN).to(tl.int32)
+        inside = ((row < batch) & (lane >= 0) & (lane < row_lanes))[:, :, None]
+        # The factor WORDS stands last: by it the compiler knows that a lane's words are one access.
+        words = tl.load(source + ((chosen + lane)[:, :, None] * WORDS + word), mask=inside)
+        there = (row.to(tl.int64) * row_lanes + lane)[:, :, None]
+        tl.store(out + (there * WORDS + word), words, mask=inside)
+
 
 # Added to a value in 0..255, it leaves the nearest whole number in the low bits: 1.5 * 2**23.
 ROUNDER = tl.constexpr(12582912.0)

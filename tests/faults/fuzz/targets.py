@@ -36,12 +36,12 @@ from fastload.pack.journal import MAGIC, SOURCE, Journal, TaskRecord, headers_fr
 from fastload.plan.cursor import EpochCursor
 from fastload.plan.echo_schedule import EchoSchedule
 from fastload.plan.epoch import EpochPlan
-from fastload.profiling.doctor.loader_records import Records
+from fastload.profiling.doctor.loader_records import RecordedEvents
 from fastload.sources.imagenet import parse_ground_truth, read_devkit
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import Arrays, Files, Listing
 from fastload.sources.open_tree import open_tree
-from fastload.sources.tables.frame import read_rows
+from fastload.sources.tables import read_rows
 from sample_files import write_packed
 
 
@@ -588,7 +588,7 @@ def doctor_events(data: bytes) -> None:
     c = Choices(data)
     lines = [json.dumps(c.document(event), separators=(",", ":")).encode() for event in EVENTS]
     root = folder({"1-1.jsonl": b"".join(c.raw(line) + b"\n" for line in lines)})
-    records = Records(root).read()
+    records = RecordedEvents(root).read()
     for loader in records.loaders:
         records.read_making(loader)
 

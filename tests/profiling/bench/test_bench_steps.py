@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastload import OptionError
-from fastload.profiling.bench.steps import NETWORKS, StepChoice, make_step, network, parse_step
+from fastload.profiling.bench.training_loop import NETWORKS, StepChoice, make_step, network, parse_step
 
 
 def test_a_step_is_parsed_and_says_itself_and_what_is_none_is_refused_with_a_list_of_those_there_are():

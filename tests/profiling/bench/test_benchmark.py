@@ -15,13 +15,11 @@ from fastload.format.header import read_header
 from fastload.format.ragged import Column
 from fastload.format.writer import create_file
 from fastload.options.measure import BenchOptions
-from fastload.profiling.bench.alone import BareTake
-from fastload.profiling.bench.benchmark import fault_facts, rival_table, run_bench
+from fastload.profiling.bench.benchmark import BareTake, fault_facts, rival_table, run_bench
 from fastload.profiling.bench.passes import repeat_epochs, run_for
 from fastload.profiling.bench.rivals import plain_loaders
-from fastload.profiling.bench.steps import make_step
 from fastload.profiling.bench.subject import Subject
-from fastload.profiling.bench.training_loop import run_loop
+from fastload.profiling.bench.training_loop import make_step, run_loop
 from fastload.profiling.meter import environment
 from fastload.profiling.verdict.sentences import others_text
 

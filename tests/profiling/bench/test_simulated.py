@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload.profiling.bench.steps import SimulatedAccelerator
+from fastload.profiling.bench.training_loop import SimulatedAccelerator
 from fastload.profiling.meter import Meter
 from fastload.timing.clocks import Clock
 

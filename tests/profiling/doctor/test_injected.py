@@ -16,7 +16,7 @@ import pytest
 
 from fastload.profiling.doctor import injected
 from fastload.profiling.doctor.command import INJECT, environment_for
-from fastload.profiling.doctor.loader_records import Records
+from fastload.profiling.doctor.loader_records import RecordedEvents
 from fastload.profiling.doctor.loop_demands import demands_of
 
 SCRIPT = """
@@ -84,7 +84,7 @@ def run(folder: Path, script: str, python: list[str], *words: str, **more: str) 
 def test_a_script_sees_nothing_of_it(tmp_path):
     done = run(tmp_path, SCRIPT, [sys.executable, "-W", "error"], str(tmp_path / "own"), LOCAL_WORLD_SIZE="auto")
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
-    records = Records(tmp_path / "records").read()
+    records = RecordedEvents(tmp_path / "records").read()
     assert [fault for fault in records.faults if "LOCAL_WORLD_SIZE" not in fault] == []
     assert sum(loader.steps.count for loader in records.loaders) == 24
 
@@ -116,7 +116,7 @@ def test_a_trial_of_fewer_workers_keeps_the_order_and_holds_the_others_back(tmp_
     workers = 3 * len(os.sched_getaffinity(0))
     done = run(tmp_path, TRIAL.replace("WORKERS", str(workers)), [sys.executable, "-W", "ignore"])
     assert done.returncode == 0, done.stderr
-    [loader] = Records(tmp_path / "records").read().loaders
+    [loader] = RecordedEvents(tmp_path / "records").read().loaders
     assert {trial["limit"] for trial in loader.trials} == {0, workers // 3}
     # Where samples only wait, a third of the workers makes a third of the batches; on a busy machine some more.
     _, few_s, all_s = demands_of(loader, cpus=2).fewer_workers

@@ -15,21 +15,20 @@ from child_processes import in_a_fork
 
 from fastload.profiling.doctor import examine
 from fastload.profiling.doctor.examine import Recording, loader_that_binds
-from fastload.profiling.doctor.injected.copies import Gpu
-from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
-from fastload.profiling.doctor.loop_demands import demands_of
-from fastload.profiling.doctor.making import (
+from fastload.profiling.doctor.injected.loop_side import Gpu
+from fastload.profiling.doctor.loader_records import Fetch, Interval, LoaderRecord, RecordedEvents
+from fastload.profiling.doctor.loop_demands import (
+    demands_of,
     first_of_workers,
     keeps_transform,
     seen_at_work,
     shares_its_waits,
     slow_samples,
 )
-from fastload.profiling.doctor.step_trial import Recorded
-from fastload.profiling.doctor.timeline import Span
+from fastload.profiling.doctor.trials import Recorded
 from fastload.profiling.verdict import judge
 from fastload.profiling.verdict.sentences import OTHER_PROGRAMS
-from fastload.timing.results import BatchWork, Verdict, Work
+from fastload.timing.results import BatchWork, Verdict, WorkTime
 
 LOADER = {"e": "loader", "id": 1, "workers": 1, "kind": "torch.DataLoader", "prefetch": 2, "persistent": False,
           "batch_size": 8, "dataset": "D (d.py:1)", "at": "train (main.py:3)", "length": 80, "sampler": "RandomSampler",
@@ -66,8 +65,8 @@ def loop(number: int, steps: list[dict], *, begin: float = 0.0, wait: float = 0.
     return [*events, {"e": "end", "id": number, "t": at, "wait": 0.0, "step": before}]
 
 
-def read_records(folder: Path, records: Records | None = None) -> Records:
-    records = (records or Records(folder)).read()
+def read_records(folder: Path, records: RecordedEvents | None = None) -> RecordedEvents:
+    records = (records or RecordedEvents(folder)).read()
     for loader in records.loaders:
         records.read_making(loader)
     return records
@@ -95,7 +94,7 @@ def test_of_recorded_steps_a_whole_and_the_least_disturbed_one_counts():
 
 
 def test_the_shares_of_calls_add_up_to_the_part_that_was_timed_whatever_looks_see_more_of():
-    work = BatchWork({"decoding": Work(0.003), "transform": Work(0.004, 0.001), "reading": Work(0.002)})
+    work = BatchWork({"decoding": WorkTime(0.003), "transform": WorkTime(0.004, 0.001), "reading": WorkTime(0.002)})
     looks = {("call", "decoding", "PIL.ImageFile.load"): 60, ("call", "decoding", "PIL.Image.open"): 30,
              ("call", "transform", "ToTensor"): 10, ("line", "at (train.py:7)"): 4, ("look",): 100}  # fmt: skip
     loader = LoaderRecord({}, {}, fetches=[Fetch(1, 0.0, 0.01, work)] * 3, seen=Counter(looks))
@@ -125,7 +124,7 @@ def test_records_that_grow_are_read_as_if_at_once(tmp_path, monkeypatch):
         write(tmp_path, 2, LOADER, *loop(1, [step(0.01)] * 4, worker=1)),
     ]
     (tmp_path / "growing").mkdir()
-    records = Records(tmp_path / "growing")
+    records = RecordedEvents(tmp_path / "growing")
     for path in paths:
         whole = path.read_text()
         for end in range(0, len(whole) + 70, 70):
@@ -232,7 +231,7 @@ def test_slow_samples_are_few_and_take_far_longer():
 
 def test_a_workers_first_batch_is_part_of_its_start_where_it_costs_far_more():
     def made(pid: int, begin_s: float, cost_s: float) -> Fetch:
-        return Fetch(pid, begin_s, cost_s, BatchWork({"transform": Work(cost_s, 0.0)}))
+        return Fetch(pid, begin_s, cost_s, BatchWork({"transform": WorkTime(cost_s, 0.0)}))
 
     # Two epochs of two workers each, that begin anew and open something.
     opens = [made(pid, pid + 0.1 * number, 0.01 if number else 0.5) for number in range(5) for pid in (1, 2, 3, 4)]
@@ -328,6 +327,6 @@ def test_beside_other_programs_nothing_is_said_of_what_other_loops_would_gain(tm
         for cause, is_told in ((OTHER_PROGRAMS, False), ("compute", True)):
             verdict = Verdict(cause, "It is so.", (), step_s=1.0, stall_share=0.0)
             monkeypatch.setattr(examine, "judge", lambda _, verdict=verdict: verdict)
-            chosen, _, lines, _ = recording._in_its_run(loader, asked, Span(0.0, 1.5))
+            chosen, _, lines, _ = recording._in_its_run(loader, asked, Interval(0.0, 1.5))
             assert chosen is loader and any("Val" in line for line in lines)
             assert any(line.endswith("It is so.") for line in lines) == is_told

@@ -12,17 +12,17 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import fastload
-from fastload.profiling.doctor import examine, loader_trials
+from fastload.profiling.doctor import examine, trials
 from fastload.profiling.doctor.loader_records import LoaderRecord
-from fastload.profiling.doctor.loader_trials import ImagesSeen, measure_fastloader, measure_worker
+from fastload.profiling.doctor.trials import ImagesSeen, measure_fastloader, measure_worker
 from fastload.profiling.verdict import Demands
 from fastload.profiling.verdict.loop_model import WorkerCosts
-from fastload.timing.results import Work
+from fastload.timing.results import WorkTime
 
 
 @pytest.fixture(autouse=True)
 def shorter(monkeypatch):
-    monkeypatch.setattr(loader_trials, "_SECONDS", 0.05)
+    monkeypatch.setattr(trials, "_SECONDS", 0.05)
     monkeypatch.setattr(examine, "mean_others", lambda *_: 0.0)  # beside which nothing would be tried
 
 
@@ -47,14 +47,14 @@ def test_transforms_are_tried_with_the_arguments_that_are_known_of_the_dataset()
         "print('no')",
         "Resize(",
     )
-    crop, jitter, *others = loader_trials._transforms(ImagesSeen((4, 3, 8, 8), names))
+    crop, jitter, *others = trials._transforms(ImagesSeen((4, 3, 8, 8), names))
     assert crop.size == (8, 8) and crop.scale == (0.5, 1) and type(jitter).__name__ == "ColorJitter" and not others
 
 
 def test_the_step_beside_it_uses_as_many_threads_as_the_loop_does_and_torch_gets_its_own_number_back(monkeypatch):
     seen, before = [], torch.get_num_threads()
     monkeypatch.setattr(
-        loader_trials, "_beside_steps", lambda loader, costs, *_: (seen.append(torch.get_num_threads()), costs)[1]
+        trials, "_beside_steps", lambda loader, costs, *_: (seen.append(torch.get_num_threads()), costs)[1]
     )
     for own_cpus in (0.2, 2.6):
         measure_fastloader(ImagesSeen((4, 3, 8, 8)), 0.002, own_cpus, transforms=True)
@@ -63,8 +63,8 @@ def test_the_step_beside_it_uses_as_many_threads_as_the_loop_does_and_torch_gets
 
 def test_of_batches_too_large_for_memory_a_part_is_tried_and_counts_for_all(monkeypatch):
     tried = []
-    monkeypatch.setattr(loader_trials, "_MOST_BYTES", 16 * 3 * 8 * 8 * 4)
-    monkeypatch.setattr(loader_trials, "_MOST_HANDED", 1000)
+    monkeypatch.setattr(trials, "_MOST_BYTES", 16 * 3 * 8 * 8 * 4)
+    monkeypatch.setattr(trials, "_MOST_HANDED", 1000)
     from fastload.loader.loader import FastLoader
 
     init = FastLoader.__init__
@@ -101,7 +101,7 @@ def test_many_tensors_a_batch_are_tried_as_one(monkeypatch):
     )
     found = fastload.diagnose(DataLoader(Rows(), None, num_workers=1), lambda batch: None, seconds=1.5)
     assert tried == [((32,) * 40, {}), ((32,) * 40, {"as_one": True})]
-    [whole] = loader_trials._Ready([8, 0, 24], as_one=True)[0]
+    [whole] = trials._Ready([8, 0, 24], as_one=True)[0]
     assert len(whole) == 33
     assert "a trial here: copied into one tensor such a batch costs a worker" in "\n".join(found.verdict.evidence)
     assert "fastload pack" not in found.verdict.sentence, "these are no images"
@@ -116,7 +116,7 @@ def test_what_turns_images_into_floats_is_part_of_the_change_where_batches_hold_
         lambda seen, *args, **kw: (tried.append(seen), measure_fastloader(seen, *args, **kw))[1],
     )
     # Workers that begin at once, so that some are worth it however busy this machine is.
-    monkeypatch.setattr(examine, "measure_worker", lambda sizes: WorkerCosts(Work(1e-4)))
+    monkeypatch.setattr(examine, "measure_worker", lambda sizes: WorkerCosts(WorkTime(1e-4)))
     dataset = Images(400)
     dataset.transform = ToTensor() if floats else ToNumpy()
     dataset.dtype = torch.float32 if floats else torch.uint8

@@ -11,9 +11,8 @@ from dataclasses import replace
 import pytest
 
 from fastload.profiling.doctor.command import environment_for
-from fastload.profiling.doctor.loader_records import LoaderRecord, Records
-from fastload.profiling.doctor.loop_demands import demands_of
-from fastload.profiling.doctor.making import unseen
+from fastload.profiling.doctor.loader_records import LoaderRecord, RecordedEvents
+from fastload.profiling.doctor.loop_demands import demands_of, unseen
 from fastload.profiling.verdict import judge
 
 # Modules of libraries that are not installed here, with loaders that are built as theirs are.
@@ -196,7 +195,7 @@ def run(folder, script):
     command = [sys.executable, "-W", "ignore", "train.py"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, cwd=folder)
     assert done.returncode == 0, done.stderr
-    records = Records(folder / "records").read()
+    records = RecordedEvents(folder / "records").read()
     assert records.faults == ()
     for found in records.loaders:
         records.read_making(found)

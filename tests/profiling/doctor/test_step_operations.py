@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from fastload.profiling.doctor import injected, step_trial
+from fastload.profiling.doctor import injected, trials
 from fastload.profiling.doctor.injected import step_operations
 from fastload.profiling.doctor.injected.step_operations import StepRecorder, _Tensors
 from fastload.profiling.doctor.injected.timed_calls import thread
-from fastload.profiling.doctor.step_trial import Recorded, Replay, TrialStep, measure_formats, torch_threads
+from fastload.profiling.doctor.trials import Recorded, Replay, TrialStep, measure_formats, torch_threads
 
 
 class Shuffling(nn.Module):
@@ -238,23 +238,23 @@ def test_formats_are_tried_with_as_many_threads_as_the_step(recorded, monkeypatc
             seen.append(torch.get_num_threads())
         return [float(number + 1) for number in range(begun, len(seen))]
 
-    monkeypatch.setattr(step_trial, "_least_of_each_s", least_of_each_s)
+    monkeypatch.setattr(trials, "_least_of_each_s", least_of_each_s)
     costs = measure_formats(found, own_s=0.1)
     assert (costs.contiguous_s, costs.channels_last_s, costs.convert_s) == (1.0, 2.0, 3.0)
     assert costs.between_s == found.between_s
     assert seen == [3, 3, 3] and torch.get_num_threads() == before
-    assert measure_formats(found, own_s=2 * step_trial._LONGEST_S) is None
+    assert measure_formats(found, own_s=2 * trials._LONGEST_S) is None
 
 
 def test_a_long_step_is_played_once_after_one_that_warms_up(monkeypatch):
     clock = iter(range(1000))
-    monkeypatch.setattr(step_trial, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     calls = []
-    assert step_trial._least_s(lambda: calls.append(1)) == 1.0 and len(calls) == 2
-    monkeypatch.setattr(step_trial, "time", SimpleNamespace(perf_counter=lambda: 0.01 * next(clock)))
-    assert step_trial._least_s(lambda: calls.append(1)) == pytest.approx(0.01) and len(calls) == 2 + 4
+    assert trials._least_s(lambda: calls.append(1)) == 1.0 and len(calls) == 2
+    monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: 0.01 * next(clock)))
+    assert trials._least_s(lambda: calls.append(1)) == pytest.approx(0.01) and len(calls) == 2 + 4
     del calls[:]
-    step_trial._least_of_each_s([lambda: calls.append("one"), lambda: calls.append("other")])
+    trials._least_of_each_s([lambda: calls.append("one"), lambda: calls.append("other")])
     assert calls == ["one", "other"] * 4
 
 
@@ -263,10 +263,10 @@ def test_a_long_step_is_played_once_after_one_that_warms_up(monkeypatch):
 def test_a_trial_step_takes_about_so_long(recorded, monkeypatch, known, seconds):
     """Where all that it may consist of takes a second."""
     found, pauses = recorded(train) if known else None, []
-    monkeypatch.setattr(step_trial, "_least_s", lambda call, pause_s=0.0: (call(), pauses.append(pause_s), 1.0)[2])
+    monkeypatch.setattr(trials, "_least_s", lambda call, pause_s=0.0: (call(), pauses.append(pause_s), 1.0)[2])
     step = TrialStep(found, seconds, (4, 3, 16, 16), 0.003)
     step()
-    replayed = known and seconds < step_trial._LONGEST_S
+    replayed = known and seconds < trials._LONGEST_S
     assert isinstance(step._step, Replay) == replayed
     assert (step._rounds, step._more) == (
         (1, round(max(0.0, seconds - 1))) if replayed else (max(1, round(seconds)), 0)
@@ -275,7 +275,7 @@ def test_a_trial_step_takes_about_so_long(recorded, monkeypatch, known, seconds)
 
 
 def test_what_a_loader_around_another_one_does_is_played_as_arithmetic_on_its_images(monkeypatch):
-    monkeypatch.setattr(step_trial, "_least_s", lambda *_: 0.01)
+    monkeypatch.setattr(trials, "_least_s", lambda *_: 0.01)
     step = TrialStep(None, 0.035, (4, 3, 16, 16), around_s=0.025)
     with Names() as trial:
         step()

@@ -8,7 +8,7 @@ import warnings
 import pytest
 from fake_nvml import FakeNvml
 
-from fastload.profiling.meter.gpus import GPU_EXTRA, Gpus
+from fastload.profiling.meter.sampler import GPU_EXTRA, Gpus
 
 ALL = {"utilization_percent", "memory_bytes", "power_w", "sm_mhz"}
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from fastload.profiling.meter.loops import Loop, Thinned
 from fastload.timing.probe import LoaderStats
-from fastload.timing.results import BatchWork, Work
+from fastload.timing.results import BatchWork, WorkTime
 
 # Not known, a batch that is used again and cost nothing, one that was made.
-WORKS = (None, BatchWork({}), BatchWork({"reading": Work(0.5, 0.25)}))
+WORKS = (None, BatchWork({}), BatchWork({"reading": WorkTime(0.5, 0.25)}))
 
 
 @given(count=st.integers(0, 700), most=st.integers(1, 40))
@@ -30,7 +30,7 @@ def test_kept_steps_are_evenly_spaced_and_sums_are_exact(count, most):
     totals = loop.totals
     assert (totals.steps, totals.samples, totals.wait_s, totals.compute_s) == (count, 10 * count, count, 4.0 * count)
     assert totals.batches == count // 3 and totals.stall_share == (0.1 if count else 0)
-    assert totals.mean_stages() == ({"reading": Work(0.5, 0.25)} if totals.batches else {})
+    assert totals.mean_stages() == ({"reading": WorkTime(0.5, 0.25)} if totals.batches else {})
 
 
 def test_rates_and_shares_of_a_loader_and_zero_where_there_is_nothing_yet():

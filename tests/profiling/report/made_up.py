@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fastload.timing.results import Lane, Measured, Remedy, Step, Table, Verdict, Work
+from fastload.timing.results import Lane, LoopStep, Measured, Remedy, Table, Verdict, WorkTime
 
 IMG = "<img src=x onerror=document.title='broken'>.h5"
 SCRIPT = "</script><script>document.title='broken'</script>"
@@ -20,7 +20,7 @@ def usual(
     steps, at_s = [], 0.0
     for number in range(num_steps):
         wait = 2.99 if number == spike_at else 0.006 + 0.002 * rng.random()
-        step = Step(at_s, wait, 0.001, 0.001, 0.012, 32)
+        step = LoopStep(at_s, wait, 0.001, 0.001, 0.012, 32)
         steps.append(step)
         at_s += step.duration_s
     same = {"cpu_percent.71": 80.0, "disk_read_bytes_per_s": 2e8, "disk_busy_percent": 60.0}
@@ -48,7 +48,7 @@ def usual(
         num_steps,
         at_s,
         32 * num_steps / at_s,
-        {"reading": Work(0.001, 0.004), "decoding": Work(0.04, 0.0)},
+        {"reading": WorkTime(0.001, 0.004), "decoding": WorkTime(0.04, 0.0)},
         2300.0,
         "measured on one cached batch",
         tuple(readings),
@@ -67,11 +67,11 @@ def hostile() -> Measured:
     return Measured(
         IMG,
         SCRIPT,
-        (Step(0.0, 0.1, 0.0, 0.0, 0.2, 4), Step(0.3, 0.1, nothing, 0.0, 0.2, 4)),
+        (LoopStep(0.0, 0.1, 0.0, 0.0, 0.2, 4), LoopStep(0.3, 0.1, nothing, 0.0, 0.2, 4)),
         2,
         0.6,
         13.3,
-        {IMG: Work(0.1, 0.1), "$x_$ 解码 " + SCRIPT: Work(0.1, 0.0)},
+        {IMG: WorkTime(0.1, 0.1), "$x_$ 解码 " + SCRIPT: WorkTime(0.1, 0.0)},
         20.0,
         SCRIPT,
         ({"at_s": 0.1, "gpu0.utilization_percent": nothing, IMG: 3.0, "gpu0.power_w": math.inf, "cpu_percent": 30.0},),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.profiling.report.plots import ceiling, into_columns, into_series, names_of
-from fastload.timing.results import Step
+from fastload.timing.results import LoopStep
 
 seconds = st.floats(0, 10)
 
@@ -18,7 +18,7 @@ seconds = st.floats(0, 10)
 def steps_of(waits):
     steps, at_s = [], 0.0
     for wait in waits:
-        steps.append(Step(at_s, wait, 0.001, 0.0, 0.01, 8))
+        steps.append(LoopStep(at_s, wait, 0.001, 0.0, 0.01, 8))
         at_s += steps[-1].duration_s
     return steps
 
@@ -42,8 +42,8 @@ def test_few_steps_are_a_column_each_and_what_is_no_duration_counts_as_nothing()
     assert thin.steps_each == 1
     assert thin.parts_s[0] == pytest.approx([0.1, 0.2, 0.3])
     assert thin.samples_per_s == pytest.approx([8 / 0.111, 8 / 0.211, 8 / 0.311])
-    assert into_columns([Step(0.0, 0, 0, 0, 0, 8)], 10).samples_per_s == pytest.approx([0])
-    assert into_columns([Step(0.0, math.nan, math.inf, -1.0, 0.5, 8)], 10).mean_s == pytest.approx([0.5])
+    assert into_columns([LoopStep(0.0, 0, 0, 0, 0, 8)], 10).samples_per_s == pytest.approx([0])
+    assert into_columns([LoopStep(0.0, math.nan, math.inf, -1.0, 0.5, 8)], 10).mean_s == pytest.approx([0.5])
     # One tall step does not make the others flat.
     thin = into_columns(steps_of([0.01] * 500 + [30.0] + [0.01] * 499), 250)
     assert ceiling(thin) < 0.2

@@ -17,7 +17,7 @@ from made_up import IMG, SCRIPT, hostile, usual
 from fastload.profiling.report import write_report
 from fastload.profiling.report.page import make_page
 from fastload.profiling.report.plots import plot_steps
-from fastload.timing.results import Measured, Work, with_schema
+from fastload.timing.results import Measured, WorkTime, with_schema
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -200,7 +200,7 @@ def test_odd_runs_give_a_page_and_no_warning_and_names_that_are_not_utf8_are_wri
         replace(run, steps=(none,) * 3),
         replace(run, steps=steps[:1] * 2),
         replace(run, steps=steps[::-1], headspace_samples_per_s=math.nan, num_steps=10**6),
-        Measured("", stages={"reading": Work()}),
+        Measured("", stages={"reading": WorkTime()}),
         Measured("", readings=({"at_s": 0.0, "cpu_percent": 0.0}, {"cpu_percent": 3.0}, {})),
     ]
     with warnings.catch_warnings():

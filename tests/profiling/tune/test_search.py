@@ -15,11 +15,9 @@ from fastload import FastLoader, PackedDataset
 from fastload.errors import OptionError
 from fastload.options.measure import TuneOptions
 from fastload.plan import ChunkWindow
-from fastload.profiling.bench.steps import TouchStep
-from fastload.profiling.tune.candidates import Candidate, DataTraits
-from fastload.profiling.tune.search import Search
-from fastload.profiling.tune.selection import Row, Trial
-from fastload.profiling.tune.trials import Runner
+from fastload.profiling.bench.training_loop import TouchStep
+from fastload.profiling.tune.candidates import Candidate, DataTraits, Row, Trial
+from fastload.profiling.tune.search import Runner, Search
 
 PACKED = {"rows": 400, "size": (16, 16, 3), "classes": "abcd", "chunk_rows": 20}
 BRIEF = {"seconds": 1.0, "batch_size": 32}

@@ -11,8 +11,19 @@ from hypothesis import strategies as st
 from fastload.errors import OptionError
 from fastload.options.measure import TuneOptions, parse_share
 from fastload.plan import ChunkWindow
-from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, candidates_of
-from fastload.profiling.tune.selection import FED, TIE, WORSE_MIX, Row, Trial, can_still_win, choose
+from fastload.profiling.tune.candidates import (
+    FED,
+    STAGES,
+    TIE,
+    WORSE_MIX,
+    Candidate,
+    DataTraits,
+    Row,
+    Trial,
+    can_still_win,
+    candidates_of,
+    choose,
+)
 
 CANDIDATES = st.builds(
     Candidate,

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastload.profiling.report.sections import key_figures
+from fastload.profiling.report.page import key_figures
 from fastload.profiling.verdict import Demands, judge
-from fastload.timing.results import BatchWork, Measured, Step, Work
+from fastload.timing.results import BatchWork, LoopStep, Measured, WorkTime
 
 UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
 TIME = r"([\d.,]+) (s|ms|µs)"
 
 times = st.one_of(st.just(0.0), st.floats(1e-5, 0.1))
-works = st.builds(Work, times, times)
+works = st.builds(WorkTime, times, times)
 steps = st.builds(
-    Step, begin_s=st.just(0.0), wait_s=times, copy_s=times, transform_s=times, compute_s=st.floats(1e-4, 0.1),
+    LoopStep, begin_s=st.just(0.0), wait_s=times, copy_s=times, transform_s=times, compute_s=st.floats(1e-4, 0.1),
     samples=st.just(32), queue_depth=st.integers(0, 5),
 )  # fmt: skip
 batches = st.builds(BatchWork, st.dictionaries(st.sampled_from(["reading", "decoding", "transform", "collate"]), works))
@@ -111,8 +111,8 @@ def test_a_measured_headspace_is_the_verdicts_or_it_is_said_that_it_cannot_be(de
 
 def test_waits_that_no_cost_explains_are_not_called_compute():
     # As `bench --step sim:0.8x` had it: batches are made fast enough, some come late all the same.
-    device_s, batch = 0.004, BatchWork({"reading": Work(0.002, 0.0)})
-    late = tuple(Step(0.0, 0.010 if number % 10 == 0 else 0.0, 0.0, 0.0, device_s, 256) for number in range(60))
+    device_s, batch = 0.004, BatchWork({"reading": WorkTime(0.002, 0.0)})
+    late = tuple(LoopStep(0.0, 0.010 if number % 10 == 0 else 0.0, 0.0, 0.0, device_s, 256) for number in range(60))
     verdict = judge(Demands(
         (batch,) * 60, late, 2, 5, 2, by_threads=True, is_fastload=True, timed_device=True, alone_s=device_s,
     ))  # fmt: skip
@@ -122,8 +122,8 @@ def test_waits_that_no_cost_explains_are_not_called_compute():
 
 
 def test_first_batches_of_epochs_are_named_where_they_take_long():
-    batch = BatchWork({"reading": Work(0.002, 0.0)})
-    steps = tuple(Step(0.0, 0.402 if number % 20 == 0 else 0.0, 0.0, 0.0, 0.2, 32) for number in range(60))
+    batch = BatchWork({"reading": WorkTime(0.002, 0.0)})
+    steps = tuple(LoopStep(0.0, 0.402 if number % 20 == 0 else 0.0, 0.0, 0.0, 0.2, 32) for number in range(60))
     base = Demands((batch,) * 60, steps, 2, 5, 2, epochs=((0.402, 0.0),) * 3, is_fastload=True)
     assert (
         "the first batch of each of 3 epochs took 400 ms longer than a usual one: 9.1 % of the run"

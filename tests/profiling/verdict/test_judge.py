@@ -14,7 +14,7 @@ from fastload.profiling.verdict.demands import costs_of, loop_packed
 from fastload.profiling.verdict.loop_model import FastLoaderCosts, FormatCosts, WorkerCosts
 from fastload.profiling.verdict.replacement import PlainLoader, to_type
 from fastload.profiling.verdict.sentences import OTHER_PROGRAMS, change_for
-from fastload.timing.results import WAITING, BatchWork, Step, Work
+from fastload.timing.results import WAITING, BatchWork, LoopStep, WorkTime
 
 STAGES = ("reading", WAITING, "decoding", "transform", "collate", "hand-over")
 MS = 1e-3
@@ -25,8 +25,10 @@ def demands(
     **stages: tuple[float, float],
 ) -> Demands:  # fmt: skip
     """A loop of 50 equal steps; milliseconds, of stages (running, blocked)."""
-    works = {name.replace("_", "-"): Work(running * MS, blocked * MS) for name, (running, blocked) in stages.items()}
-    step = Step(0.0, wait * MS, copy * MS, 0.0, compute * MS, 16)
+    works = {
+        name.replace("_", "-"): WorkTime(running * MS, blocked * MS) for name, (running, blocked) in stages.items()
+    }
+    step = LoopStep(0.0, wait * MS, copy * MS, 0.0, compute * MS, 16)
     usual_s = sum(work.running_s + work.blocked_s for work in works.values())
     return Demands(
         batches=(BatchWork(works, lock_s=lock * MS, slow_s=slow * MS),) * 50,
@@ -115,7 +117,7 @@ def test_what_brings_less_than_a_tenth_is_not_worth_making_also_of_a_device_that
     assert not verdict.worth_making and "not worth making" in verdict.sentence and "would not help" in verdict.sentence
     # The loop only launches the step when it had to wait, and waits for the device when two batches lay ready.
     base = demands(wait=60, compute=0.1, transform=(120, 0))
-    waited, ready = base.steps[0], Step(0.0, 0.0001, 0.0, 0.0, 0.030, 16)
+    waited, ready = base.steps[0], LoopStep(0.0, 0.0001, 0.0, 0.0, 0.030, 16)
     verdict = judge(replace(base, steps=(waited, ready, ready, waited) * 12))
     assert verdict.cures[0].step_s >= 0.029
     # Where nobody saw what batches cost, no cause is made up.
@@ -147,7 +149,7 @@ def test_a_fastloader_is_not_told_to_use_fastload():
     base = replace(base, by_threads=True, is_fastload=True)
     verdict = judge(base)
     assert verdict.cause == "reading" and "fastload pack (" not in verdict.sentence and not verdict.fastload_helps
-    decoding = (BatchWork({"decoding": Work(90 * MS)}),) * 50  # of rows that fastload decodes itself
+    decoding = (BatchWork({"decoding": WorkTime(90 * MS)}),) * 50  # of rows that fastload decodes itself
     verdict = judge(replace(base, batches=decoding, compression_ratio=21.6))
     assert verdict.cause == "decoding" and "--store raw" in verdict.sentence and "about 22 times" in verdict.sentence
     assert not any(words in verdict.sentence for words in ("decode once", "not needed", "more workers"))
@@ -155,7 +157,7 @@ def test_a_fastloader_is_not_told_to_use_fastload():
 
 def test_a_fastloader_starts_no_processes_unless_it_runs_the_datasets_own_transforms():
     base = demands(wait=45, decoding=(90, 0), transform=(4, 0), startups=(600, 600))
-    base = replace(base, by_fastloader=FastLoaderCosts(Work(MS)), keeps_transform=False)
+    base = replace(base, by_fastloader=FastLoaderCosts(WorkTime(MS)), keeps_transform=False)
     model = loop_packed(costs_of(base), base)
     assert (model.startup_s, model.restart_s, model.end_s) == (0.0, 0.0, 0.0)
     kept = loop_packed(costs_of(base), replace(base, keeps_transform=True))
@@ -175,19 +177,19 @@ def test_a_batch_of_many_tensors_is_to_be_handed_over_as_one_at_the_costs_that_w
     base = replace(demands(wait=50, transform=(10, 0), hand_over=(90, 0)), receive_s=10 * MS, tensors=40)
     free = judge(base).cures[0]
     assert free.cause == "hand-over" and "a few tensors" in free.change
-    tried = judge(replace(base, as_one_tensor=WorkerCosts(Work(20 * MS), 2 * MS, 0.0, 0.0))).cures[0]
-    assert tried.change == "hand each batch over as one tensor, and take it apart in the loop: it has 40 now"
+    tried = judge(replace(base, as_one_tensor=WorkerCosts(WorkTime(20 * MS), 2 * MS, 0.0, 0.0))).cures[0]
+    assert tried.change == "hand each batch over as one tensor, and split it in the loop: it has 40 now"
     # Two workers take 10 + 20 ms a batch.
     assert tried.step_s == pytest.approx(0.015, rel=0.1) and tried.step_s > free.step_s
     # As many tensors as now take 60 ms in a trial, and one of them 20: 90 ms become 30. The loop has 5 ms left.
-    one, several = WorkerCosts(Work(20 * MS), 2 * MS), WorkerCosts(Work(60 * MS), 4 * MS)
+    one, several = WorkerCosts(WorkTime(20 * MS), 2 * MS), WorkerCosts(WorkTime(60 * MS), 4 * MS)
     both = replace(base, as_one_tensor=one, by_a_worker=several)
     assert judge(both).cures[0].step_s == pytest.approx((2 * 40 + 5) / 4 * MS, rel=0.1)
     # What is pickled costs far more than that, and is left.
-    pickled = replace(both, by_a_worker=WorkerCosts(Work(6 * MS), 4 * MS))
+    pickled = replace(both, by_a_worker=WorkerCosts(WorkTime(6 * MS), 4 * MS))
     assert judge(pickled).cures[0].step_s == pytest.approx(tried.step_s)
     # Or is taken over at far more.
-    unpickled = replace(both, by_a_worker=WorkerCosts(Work(60 * MS), 2 * MS), usual_receive_s=10 * MS)
+    unpickled = replace(both, by_a_worker=WorkerCosts(WorkTime(60 * MS), 2 * MS), usual_receive_s=10 * MS)
     assert judge(unpickled).cures[0].step_s == pytest.approx(tried.step_s)
 
 
@@ -207,7 +209,7 @@ def test_code_that_waits_gets_the_workers_that_hide_it_and_is_named_with_its_lin
     assert judge(replace(base, others_cpus=1.9)).cause == WAITING
     assert "keep a copy on this machine" in judge(replace(base, waits_shared=True)).sentence
     # A run of few steps, in which their start takes as long as they save.
-    slow_start = WorkerCosts(Work(0.001, 0.0), 0.001, 0.0, start_s=60.0)
+    slow_start = WorkerCosts(WorkTime(0.001, 0.0), 0.001, 0.0, start_s=60.0)
     brief = demands(wait=100, workers=0, transform=(1, 0), compute=1, **{WAITING: (0, 99)})
     verdict = judge(replace(brief, by_a_worker=slow_start))
     assert verdict.cause == WAITING and not verdict.worth_making
@@ -245,7 +247,7 @@ def test_each_change_says_what_to_type():
     assert on_cpus.change.startswith("make this Python code cheaper") and on_cpus.how == ""
     # The dataset's own code was tried in another form, or was left.
     for keeps in (False, True):
-        tried = replace(base, plain=plain, by_fastloader=FastLoaderCosts(Work(MS)), keeps_transform=keeps)
+        tried = replace(base, plain=plain, by_fastloader=FastLoaderCosts(WorkTime(MS)), keeps_transform=keeps)
         assert judge(tried).cures[0].how == to_type(plain, keeps_transform=keeps)
     few = judge(demands(wait=45, workers=1, decoding=(24, 0), transform=(23, 0), compute=20))
     assert few.cures[0].how == "DataLoader(..., num_workers=2)"
@@ -255,7 +257,7 @@ def test_each_change_says_what_to_type():
 
 def test_a_step_takes_at_most_what_its_operations_took_by_themselves_once_nothing_is_waited_for():
     base = replace(demands(wait=45, decoding=(90, 0), compute=20, workers=2), step_running_s=20 * MS)
-    tried = replace(base, by_fastloader=FastLoaderCosts(Work(MS)), keeps_transform=False)
+    tried = replace(base, by_fastloader=FastLoaderCosts(WorkTime(MS)), keeps_transform=False)
     costs = FormatCosts(6 * MS, 6 * MS, MS, between_s=2 * MS)
     slower = replace(costs, channels_last_s=9 * MS)
     before, after, last = (judge(replace(tried, by_format=one)) for one in (None, costs, slower))
@@ -263,7 +265,7 @@ def test_a_step_takes_at_most_what_its_operations_took_by_themselves_once_nothin
     assert [one.cures[0].step_s for one in (before, after, last)] == pytest.approx([20 * MS, 8 * MS, 11 * MS], rel=0.05)
     assert "with a loader that costs nothing it would take 8.00 ms" in after.evidence[0]
     # Memory that is mapped anew for each batch is given back between operations.
-    mapped = judge(replace(tried, by_format=costs, by_a_worker=WorkerCosts(Work(), unmap_s=1.5 * MS)))
+    mapped = judge(replace(tried, by_format=costs, by_a_worker=WorkerCosts(WorkTime(), unmap_s=1.5 * MS)))
     assert mapped.free_step_s == pytest.approx(6.5 * MS)
 
 
@@ -272,20 +274,20 @@ def test_what_a_loader_around_it_does_with_each_batch_is_left_when_fastloader_ta
         demands(wait=45, decoding=(90, 0), workers=2), receive_s=9 * MS, usual_receive_s=9 * MS, step_running_s=5 * MS
     )
     base = replace(
-        base, by_fastloader=FastLoaderCosts(Work(MS)), keeps_transform=False,
-        by_a_worker=WorkerCosts(Work(), receive_s=2 * MS),
+        base, by_fastloader=FastLoaderCosts(WorkTime(MS)), keeps_transform=False,
+        by_a_worker=WorkerCosts(WorkTime(), receive_s=2 * MS),
     )  # fmt: skip
     alone, within = (judge(replace(base, wrapped=wrapped)).cures[0].step_s for wrapped in (False, True))
     assert within == pytest.approx(alone + 7 * MS, rel=0.02)
     # It maps the batch's memory and gives it back: FastLoader's stays.
-    mapping = WorkerCosts(Work(), receive_s=2 * MS, touch_s=MS, unmap_s=4 * MS)
+    mapping = WorkerCosts(WorkTime(), receive_s=2 * MS, touch_s=MS, unmap_s=4 * MS)
     again = judge(replace(base, wrapped=True, by_a_worker=mapping)).cures[0].step_s
     assert again == pytest.approx(within - 5 * MS, rel=0.02)
 
 
 def test_what_the_model_does_not_explain_is_not_left_where_the_step_was_played_again_without_workers():
     base = demands(wait=20, compute=40, decoding=(2, 0))  # batches of 2 ms, and yet waits
-    base = replace(base, by_fastloader=FastLoaderCosts(Work(MS)), keeps_transform=False, step_running_s=40 * MS)
+    base = replace(base, by_fastloader=FastLoaderCosts(WorkTime(MS)), keeps_transform=False, step_running_s=40 * MS)
     left, gone = (judge(replace(base, by_format=one)) for one in (None, FormatCosts(36 * MS, 36 * MS, 0.0, 4 * MS)))
     assert left.cures[0].step_s == pytest.approx(60 * MS, rel=0.01)
     assert gone.cures[0].step_s == pytest.approx(40 * MS, rel=0.02) and gone.cures[0].cause == "decoding"
@@ -294,7 +296,7 @@ def test_what_the_model_does_not_explain_is_not_left_where_the_step_was_played_a
 def test_where_nothing_is_known_of_the_transforms_a_gain_is_said_for_either_case():
     base = replace(
         demands(wait=45, decoding=(60, 0), transform=(30, 0)),
-        by_fastloader=FastLoaderCosts(Work(4 * MS)), keeps_transform=False,
+        by_fastloader=FastLoaderCosts(WorkTime(4 * MS)), keeps_transform=False,
     )  # fmt: skip
     verdict = judge(base)
     kept = judge(replace(base, keeps_transform=True)).cures[0].gain

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from fastload.profiling.verdict import CAUSES, Demands, judge
-from fastload.profiling.verdict.network import network_changes, network_facts, network_rate
-from fastload.timing.network import NetworkUse
-from fastload.timing.results import NETWORK, BatchWork, Step, Work
+from fastload.profiling.verdict.sentences import network_changes, network_facts, network_rate
+from fastload.timing.results import NETWORK, BatchWork, LoopStep, NetworkUse, WorkTime
 
 MIB = 2**20
 USE = NetworkUse(
@@ -21,8 +20,8 @@ USE = NetworkUse(
 
 def demands(network: NetworkUse | None, *, network_s: float = 0.03, wait_s: float = 0.02, **more: Any) -> Demands:
     """A loop of 40 steps of 5 ms over a FastLoader of two threads, whose batches wait so long for the network."""
-    steps = tuple(Step(0.025 * number, wait_s, 0.0, 0.0, 0.005, 64) for number in range(40))
-    work = BatchWork({"reading": Work(0.002), NETWORK: Work(0.0, network_s)})
+    steps = tuple(LoopStep(0.025 * number, wait_s, 0.0, 0.0, 0.005, 64) for number in range(40))
+    work = BatchWork({"reading": WorkTime(0.002), NETWORK: WorkTime(0.0, network_s)})
     return Demands(
         batches=(work,) * 40, steps=steps, workers=2, ahead=8, cpus=2, by_threads=True, is_fastload=True,
         step_running_s=0.005, epochs=((0.02, 0.0),), starts_s=(0.0,), network=network, **more,

@@ -17,12 +17,11 @@ from types import SimpleNamespace
 import pytest
 from simulated_machine import World, run
 
-from fastload.profiling.doctor.loader_records import Fetch
+from fastload.profiling.doctor.loader_records import Fetch, Interval
 from fastload.profiling.doctor.loop_demands import contending, starts
-from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.demands import PACKED
-from fastload.timing.results import BatchWork, Step, Work
+from fastload.timing.results import BatchWork, LoopStep, WorkTime
 
 LOOPS = int(os.environ.get("FASTLOAD_LOOPS", "40"))
 FIRST = int(os.environ.get("FASTLOAD_FIRST_LOOP", "0"))
@@ -32,18 +31,18 @@ def demands_of(world, trace):
     """What the doctor would note of a run."""
     fetches = [
         Fetch(1, made.begin_s, made.end_s - made.begin_s,
-              BatchWork({name: Work(*cost) for name, cost in made.stages.items()}, runnable_s=made.runnable_s))
+              BatchWork({name: WorkTime(*cost) for name, cost in made.stages.items()}, runnable_s=made.runnable_s))
         for made in sorted(trace.made, key=lambda made: made.begin_s)
     ]  # fmt: skip
     ends_s = [*trace.asked_s[1:], math.inf]
     loader = SimpleNamespace(
-        fetches=fetches, passes=[Span(*one) for one in zip(trace.asked_s, ends_s, strict=True)],
+        fetches=fetches, passes=[Interval(*one) for one in zip(trace.asked_s, ends_s, strict=True)],
         epochs=trace.first_s, fetch_stride=1,
     )  # fmt: skip
     steps = []
     for begin_s, wait_s, own_s, _ in trace.steps:
         hidden_s = min(wait_s, max(0.0, world.device_s - own_s))  # while the device is busy, nothing is waited for
-        steps.append(Step(begin_s, wait_s - hidden_s, 0.0, 0.0, own_s + hidden_s, 32))
+        steps.append(LoopStep(begin_s, wait_s - hidden_s, 0.0, 0.0, own_s + hidden_s, 32))
     workers = world.workers
     return Demands(
         batches=tuple(fetch.work for fetch in fetches),

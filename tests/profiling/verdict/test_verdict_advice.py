@@ -25,15 +25,14 @@ import fastload
 from fastload import FastLoader, Meter, PackedDataset, Remote
 from fastload.cli import app
 from fastload.profiling.doctor import examine
-from fastload.profiling.doctor.making import unseen
+from fastload.profiling.doctor.loop_demands import unseen
 from fastload.profiling.verdict import judge
 from fastload.profiling.verdict.judge import WORTH
 from fastload.profiling.verdict.loop_model import FastLoaderCosts, FormatCosts, WorkerCosts
-from fastload.profiling.verdict.network import network_changes
 from fastload.profiling.verdict.replacement import PlainLoader
+from fastload.profiling.verdict.sentences import network_changes
 from fastload.system.advice import ADVICE
-from fastload.timing.network import NetworkUse
-from fastload.timing.results import NETWORK, WAITING, Work
+from fastload.timing.results import NETWORK, WAITING, NetworkUse, WorkTime
 
 MIB = 2**20
 PACKED = {"rows": 40, "size": (16, 16, 3), "classes": "ab"}
@@ -87,11 +86,13 @@ def of_fastloader(workers=8, **stages):
         modelled("transform on the CPU", of=replace(TRANSFORM, step_running_s=5 * MS)),
         modelled(
             "transform by FastLoader",
-            of=replace(TRANSFORM, by_fastloader=FastLoaderCosts(Work(MS)), keeps_transform=False, plain=LISTED),
+            of=replace(TRANSFORM, by_fastloader=FastLoaderCosts(WorkTime(MS)), keeps_transform=False, plain=LISTED),
         ),
         modelled("collate", of=COLLATE),
         modelled("hand-over", of=HANDED),
-        modelled("hand-over as one", of=replace(HANDED, tensors=40, as_one_tensor=WorkerCosts(Work(20 * MS), 2 * MS))),
+        modelled(
+            "hand-over as one", of=replace(HANDED, tensors=40, as_one_tensor=WorkerCosts(WorkTime(20 * MS), 2 * MS))
+        ),
         modelled("copy to the device", of=COPIED),
         modelled("worker start-up", "type persistent workers", of=STARTED),
         modelled("worker start-up once", of=demands(wait=45, transform=(3, 0), startups=(2400,))),
@@ -237,7 +238,7 @@ def test_a_fastloader_gives_images_in_channels_last_memory_and_takes_the_argumen
 
 
 def test_batches_are_made_in_the_forms_that_are_advised(samples):
-    # "hand each batch over as one tensor, and take it apart in the loop"
+    # "hand each batch over as one tensor, and split it in the loop"
     one = DataLoader([torch.cat([images.flatten(), label[None]]) for images, label in samples], 4)
     apart = [(batch[:, :3].reshape(4, 3, 1, 1), batch[:, 3]) for batch in one]
     for (images, labels), (ours, numbers) in zip(DataLoader(samples, 4), apart, strict=True):

@@ -22,7 +22,7 @@ from fastload.transforms import (
     RandomVerticalFlip,
     Resize,
 )
-from fastload.transforms.engine.fuse import DrawnPass, FusedPass, passes_of, run_pass
+from fastload.transforms.engine.pipeline import DrawnPass, FusedPass, passes_of, run_pass
 from fastload.transforms.engine.placement import ImageRows, PlacedImages, windows
 
 RGB = ((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))

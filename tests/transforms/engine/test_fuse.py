@@ -29,7 +29,7 @@ from fastload.transforms import (
     apply_transforms,
 )
 from fastload.transforms.engine import gpu
-from fastload.transforms.engine.fuse import FusedPass, passes_of
+from fastload.transforms.engine.pipeline import FusedPass, passes_of
 
 RGB = ImageSpec(3, 24, 20, torch.uint8)
 FLIP, NORMALIZE = RandomHorizontalFlip(), Normalize([0.5] * 3, [0.25] * 3)

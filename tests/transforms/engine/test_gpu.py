@@ -199,7 +199,7 @@ def compiled(
 @needs_triton
 @pytest.mark.parametrize(("words", "access"), [(4, "v4.b32"), (2, "v2.b32"), (1, "b32")])
 def test_gather_reads_and_writes_a_lane_at_once(words, access):
-    from fastload.transforms.engine.triton_bytes import gather
+    from fastload.transforms.engine.triton_kernels import gather
 
     types = {"source": "*i32", "index": "*i64", "out": "*i32"}
     constants = {"WORDS": words, "ALIGN": 32 // words, "ROWS": 1, "SPAN": 512}

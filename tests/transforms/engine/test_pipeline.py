@@ -29,8 +29,7 @@ from fastload.transforms import (
 )
 from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.decode_time_resize import DecodeTimeResize, find_decode_time_resize
-from fastload.transforms.engine.fuse import FusedPass, passes_of
-from fastload.transforms.engine.pipeline import Pipeline
+from fastload.transforms.engine.pipeline import FusedPass, Pipeline, passes_of
 from fastload.transforms.engine.place import place_varied_coordinates, place_varied_masks
 from fastload.transforms.engine.resample import place_samples
 

@@ -30,7 +30,7 @@ of CLOCK_MONOTONIC, the same clock in every process. Events (key `e`):
     trial    id, t, limit, steps, s                              steps taken while `limit` workers could work; 0: all
     fault    what                                                this package failed; the script went on
 
-Read `hooks` first (which calls are wrapped), then `loop_side` (waits and steps), `copies`, `batch_making` (one batch),
+Read `hooks` first (which calls are wrapped), then `loop_side` (waits, steps and copies), `batch_making` (one batch),
 `timed_calls` (its parts), `code_lines` (names of places), `dataset_facts`, `step_operations`, `worker_trial` (fewer
 workers, or none) and `event_file`.
 """

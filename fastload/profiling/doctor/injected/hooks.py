@@ -12,9 +12,8 @@ from typing import Any
 
 from . import worker_trial
 from .batch_making import fetching, looker
-from .copies import gpu
 from .event_file import events, note_fault
-from .loop_side import LoaderState, asking, asking_itself, iterating, training
+from .loop_side import LoaderState, asking, asking_itself, gpu, iterating, training
 from .timed_calls import (
     DECODING,
     H5,

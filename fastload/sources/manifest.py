@@ -24,21 +24,23 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError, SourceError
 from fastload.options.pack import SourceOptions
 from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, fill_value, split_path, stem_of
-from fastload.sources.box_forms import CORNERS, SIZED
-from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
-from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS, ClassFolders
-from fastload.sources.listing import SPLIT_ORDER, SPLITS, first_few, split_of_parts
-from fastload.sources.open_tree import open_tree
-from fastload.sources.tables.boxes import (
+from fastload.sources.boxes import (
     BOX_KEYS,
+    CORNERS,
     OBJECTS,
+    SIZED,
     box_columns,
     columns_with_boxes,
     nested_boxes,
     objects_of_lists,
     spread_boxes,
 )
-from fastload.sources.tables.frame import (
+from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
+from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS, ClassFolders
+from fastload.sources.image_index import ImageIndex, folder_splits
+from fastload.sources.listing import SPLIT_ORDER, SPLITS, first_few, split_of_parts
+from fastload.sources.open_tree import open_tree
+from fastload.sources.tables import (
     DELIMITED,
     JSON_LINES,
     LABELS,
@@ -55,7 +57,6 @@ from fastload.sources.tables.frame import (
     values_of,
     without_escapes,
 )
-from fastload.sources.tables.image_index import ImageIndex, folder_splits
 from fastload.sources.tree import Tree, is_image, key_of
 from fastload.system.advice import advice
 
@@ -201,11 +202,11 @@ def find_tables(
         if table is None:
             images = index_of("").tree
             archive = next((key_of(name) for name in images.names if name.lower().endswith((".zip", ".tar"))), "")
-            beside = f" If they lie in {archive}: `--root {images.path / archive}`." if archive else ""
+            in_archive = f" If they lie in {archive}: `--root {images.path / archive}`." if archive else ""
             raise SourceError(
                 f"{tree.path / key_of(tree.file)}: no column names images that lie below {images.path}, by path or by "
                 "name without suffix. Give the folder of the images with `--root`, or the column with "
-                f"`--image-column`; download what only has an address.{beside}"
+                f"`--image-column`; download what only has an address.{in_archive}"
             )
         return [table]
     tables: list[ImageTable] = []
