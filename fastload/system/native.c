@@ -464,34 +464,78 @@ static inline uint64_t hashed(uint64_t digit, uint64_t key, uint64_t word, uint6
     return step * base >> 32; /* in [0, base), without dividing */
 }
 
+/* A permutation of n values, as `_network` has it. */
+typedef struct {
+    uint64_t n, a, b;
+    const uint64_t *words;
+    int rounds;
+    uint64_t final_word;
+} Permutation;
+
 /* The rounds come in pairs: one adds to the high digit, the next one to the low digit. */
+static inline uint64_t permuted(const Permutation *by, uint64_t value, uint64_t key)
+{
+    do {
+        uint64_t high = value / by->b, low = value % by->b;
+        for (int at = 0; at < by->rounds; at += 2) {
+            high += hashed(low, key, by->words[at], by->final_word, by->a);
+            high -= by->a & -(uint64_t)(high >= by->a);
+            low += hashed(high, key, by->words[at + 1], by->final_word, by->b);
+            low -= by->b & -(uint64_t)(low >= by->b);
+        }
+        value = high * by->b + low;
+    } while (value >= by->n);
+    return value;
+}
+
+static inline uint64_t unpermuted(const Permutation *by, uint64_t value, uint64_t key)
+{
+    do {
+        uint64_t high = value / by->b, low = value % by->b;
+        for (int at = by->rounds - 2; at >= 0; at -= 2) {
+            low -= hashed(high, key, by->words[at + 1], by->final_word, by->b);
+            low += by->b & -(low >> 63);
+            high -= hashed(low, key, by->words[at], by->final_word, by->a);
+            high += by->a & -(high >> 63);
+        }
+        value = high * by->b + low;
+    } while (value >= by->n);
+    return value;
+}
+
 EXPORT void fastload_permute(uint64_t *values, int64_t count, uint64_t n, uint64_t a, uint64_t b, const uint64_t *keys,
                              int one_key, const uint64_t *words, int rounds, uint64_t final_word, int backwards)
 {
+    const Permutation by = {n, a, b, words, rounds, final_word};
     for (int64_t i = 0; i < count; i++) {
         const uint64_t key = keys[one_key ? 0 : i];
-        uint64_t value = values[i];
-        do {
-            uint64_t high = value / b, low = value % b;
-            if (backwards) {
-                for (int at = rounds - 2; at >= 0; at -= 2) {
-                    low -= hashed(high, key, words[at + 1], final_word, b);
-                    low += b & -(low >> 63);
-                    high -= hashed(low, key, words[at], final_word, a);
-                    high += a & -(high >> 63);
-                }
-            } else {
-                for (int at = 0; at < rounds; at += 2) {
-                    high += hashed(low, key, words[at], final_word, a);
-                    high -= a & -(uint64_t)(high >= a);
-                    low += hashed(high, key, words[at + 1], final_word, b);
-                    low -= b & -(uint64_t)(low >= b);
-                }
-            }
-            value = high * b + low;
-        } while (value >= n);
-        values[i] = value;
+        values[i] = backwards ? unpermuted(&by, values[i], key) : permuted(&by, values[i], key);
     }
+}
+
+/* The rows at positions of one window, as `ChunkOrder` of plan/chunk_order.py mixes them; returns how many positions,
+ * from the first on, are in the window.
+ *
+ * `gaps`: pairs of the slot at which empty ones begin, and how many. `begins`: the first row of each chunk, from the one
+ * that the window begins with, which is `first_chunk` of the sequence.
+ */
+EXPORT int64_t fastload_window_rows(const int64_t *positions, int64_t count, int64_t first, uint64_t n, uint64_t a,
+                                    uint64_t b, uint64_t key, const uint64_t *words, int rounds, uint64_t final_word,
+                                    const int64_t *gaps, int64_t num_gaps, int64_t chunk_rows, int64_t first_chunk,
+                                    const int64_t *begins, int64_t *rows)
+{
+    const Permutation by = {n, a, b, words, rounds, final_word};
+    for (int64_t i = 0; i < count; i++) {
+        const uint64_t within = (uint64_t)(positions[i] - first);
+        if (within >= n)
+            return i;
+        int64_t slot = first + (int64_t)permuted(&by, within, key);
+        for (int64_t gap = 0; gap < num_gaps; gap++)
+            slot += slot >= gaps[2 * gap] ? gaps[2 * gap + 1] : 0;
+        int64_t chunk = slot / chunk_rows;
+        rows[i] = begins[chunk - first_chunk] + slot - chunk * chunk_rows;
+    }
+    return count;
 }
 
 /* ---- Random numbers of transforms ----------------------------------------------------------------------------------

@@ -74,6 +74,10 @@ def library() -> Any:
         permute.restype = None
     word = ctypes.c_uint64
     for functions in (found, _keeping_the_gil()):
+        functions.fastload_window_rows.argtypes = (
+            pointer, *[number] * 2, *[word] * 4, pointer, small, word, pointer, *[number] * 3, *[pointer] * 2
+        )  # fmt: skip
+        functions.fastload_window_rows.restype = number
         functions.fastload_digest.argtypes = (*[pointer] * 3, number, number, small, pointer)
         functions.fastload_digest.restype = None
         functions.fastload_draw_keys.argtypes = (word, word, pointer, pointer, number, word, number, pointer)
@@ -294,6 +298,40 @@ def permute(
         values.ctypes.data, values.size, n, *bases, keys.ctypes.data, not keys.ndim, round_words.ctypes.data,
         len(round_words), final_word, backwards,
     )  # fmt: skip
+
+
+def window_rows(
+    positions: NDArray[np.int64],
+    out: NDArray[np.int64],
+    window: tuple[int, int],
+    bases: tuple[int, int],
+    key: int,
+    round_words: NDArray[np.uint64],
+    final_word: int,
+    gaps: NDArray[np.int64],
+    chunk_rows: int,
+    first_chunk: int,
+    begins: NDArray[np.int64],
+) -> int:
+    """Writes the rows at positions of a window to `out`, as `plan.ChunkOrder` mixes them, up to one of another window.
+
+    Args:
+        positions, out: int64 (P,), C-contiguous.
+        window: its first position, and its length.
+        bases, key, round_words, final_word: of the permutation of the window, as in `permute`.
+        gaps: int64 (G, 2), C-contiguous: the slot at which empty ones begin, and how many.
+        first_chunk, begins: the index in the sequence of the chunk that the window begins with, and the first row of
+            each of its chunks, int64 (C,), C-contiguous.
+
+    Returns:
+        How many positions were of the window.
+    """
+    function = library() if positions.size > HELD_VALUES else _keeping_the_gil()
+    found: int = function.fastload_window_rows(
+        positions.ctypes.data, positions.size, *window, *bases, key, round_words.ctypes.data, len(round_words),
+        final_word, gaps.ctypes.data, len(gaps), chunk_rows, first_chunk, begins.ctypes.data, out.ctypes.data,
+    )  # fmt: skip
+    return found
 
 
 def draw_keys(
