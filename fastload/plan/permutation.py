@@ -127,14 +127,18 @@ def _network(words: Words, n: int, key: Words, *, backwards: bool) -> Words:
     return high
 
 
+def _rounds(n: int) -> Words:
+    """Returns the words of the rounds, one each, for the compiled loops."""
+    return _ROUND_TABLE[: _ROUNDS_FEW if n < _FEW_POSITIONS else _ROUNDS]
+
+
 def _walk(positions: NDArray[np.int64], n: int, key: int | Words, *, backwards: bool) -> NDArray[np.int64]:
     if not 1 <= n <= MAX_POSITIONS:
         raise OptionError(f"a permutation of {n} positions is not possible: fastload permutes 1 to 2**48 of them")
     keys = _word(key & _MASK) if isinstance(key, int) else key
     if native.library() is not None:
         words = np.array(positions, np.int64).view(np.uint64)
-        some = _ROUND_TABLE[: _ROUNDS_FEW if n < _FEW_POSITIONS else _ROUNDS]
-        native.permute(words, n, _bases(n), np.asarray(keys, order="C"), some, _MIX_2, backwards=backwards)
+        native.permute(words, n, _bases(n), np.asarray(keys, order="C"), _rounds(n), _MIX_2, backwards=backwards)
         return words.view(np.int64)
     words = _network(np.asarray(positions, dtype=np.int64).view(np.uint64), n, keys, backwards=backwards)
     if math.prod(_bases(n)) > n:
@@ -143,6 +147,23 @@ def _walk(positions: NDArray[np.int64], n: int, key: int | Words, *, backwards: 
             again = keys[outside] if keys.ndim else keys
             words[outside] = _network(words[outside], n, again, backwards=backwards)
     return words.view(np.int64)
+
+
+def window_rows(
+    positions: NDArray[np.int64],
+    out: NDArray[np.int64],
+    window: tuple[int, int],
+    key: int,
+    gaps: NDArray[np.int64],
+    chunk_rows: int,
+    first_chunk: int,
+    begins: NDArray[np.int64],
+) -> int:
+    """Returns what `native.window_rows` does, which permutes the window as `permute` does."""
+    return native.window_rows(
+        positions, out, window, _bases(window[1]), key & _MASK, _rounds(window[1]), _MIX_2, gaps, chunk_rows,
+        first_chunk, begins,
+    )  # fmt: skip
 
 
 def permute(positions: NDArray[np.int64], n: int, key: int | Words) -> NDArray[np.int64]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fastload.system.advice import advice
 
-_VERSION = 8  # of native.c's functions
+_VERSION = 9  # of native.c's functions
 _PATH = Path(__file__).with_name("libfastload.so")
 _KINDS = {np.dtype(np.uint8): 0, np.dtype(np.float32): 1, np.dtype(np.uint16): 2}
 
@@ -43,6 +43,8 @@ HELD_SAMPLES = 1 << 11
 
 SHORT_BYTES = 240
 """Rows up to which `digests` does not hash."""
+
+_MOST_COPIED = 4  # pieces of a row: images and masks
 
 _log = logging.getLogger("fastload")
 
@@ -72,6 +74,10 @@ def library() -> Any:
         permute.restype = None
     word = ctypes.c_uint64
     for functions in (found, _keeping_the_gil()):
+        functions.fastload_window_rows.argtypes = (
+            pointer, *[number] * 2, *[word] * 4, pointer, small, word, pointer, *[number] * 3, *[pointer] * 2
+        )  # fmt: skip
+        functions.fastload_window_rows.restype = number
         functions.fastload_digest.argtypes = (*[pointer] * 3, number, number, small, pointer)
         functions.fastload_digest.restype = None
         functions.fastload_draw_keys.argtypes = (word, word, pointer, pointer, number, word, number, pointer)
@@ -255,8 +261,9 @@ def _digests(
 ) -> NDArray[np.uint64]:
     starts = np.stack(addresses)
     sizes = np.stack([np.broadcast_to(np.asarray(length, np.int64), starts.shape[1]) for length in lengths])
-    targets = None if outs is None else np.stack([_starts(out) for out in outs])
     pieces, count = starts.shape
+    assert outs is None or pieces <= _MOST_COPIED, "native.c copies no more"
+    targets = None if outs is None else np.array([out.ctypes.data for out in outs], np.int64)
     assert not count or sizes.sum(axis=0).min() > SHORT_BYTES, "shorter rows are hashed in another way"
     found = np.empty(count, np.uint64)
     streams = outs is not None and int(sizes.sum()) >= STREAMED_BYTES
@@ -291,6 +298,40 @@ def permute(
         values.ctypes.data, values.size, n, *bases, keys.ctypes.data, not keys.ndim, round_words.ctypes.data,
         len(round_words), final_word, backwards,
     )  # fmt: skip
+
+
+def window_rows(
+    positions: NDArray[np.int64],
+    out: NDArray[np.int64],
+    window: tuple[int, int],
+    bases: tuple[int, int],
+    key: int,
+    round_words: NDArray[np.uint64],
+    final_word: int,
+    gaps: NDArray[np.int64],
+    chunk_rows: int,
+    first_chunk: int,
+    begins: NDArray[np.int64],
+) -> int:
+    """Writes the rows at positions of a window to `out`, as `plan.ChunkOrder` mixes them, up to one of another window.
+
+    Args:
+        positions, out: int64 (P,), C-contiguous.
+        window: its first position, and its length.
+        bases, key, round_words, final_word: of the permutation of the window, as in `permute`.
+        gaps: int64 (G, 2), C-contiguous: the slot at which empty ones begin, and how many.
+        first_chunk, begins: the index in the sequence of the chunk that the window begins with, and the first row of
+            each of its chunks, int64 (C,), C-contiguous.
+
+    Returns:
+        How many positions were of the window.
+    """
+    function = library() if positions.size > HELD_VALUES else _keeping_the_gil()
+    found: int = function.fastload_window_rows(
+        positions.ctypes.data, positions.size, *window, *bases, key, round_words.ctypes.data, len(round_words),
+        final_word, gaps.ctypes.data, len(gaps), chunk_rows, first_chunk, begins.ctypes.data, out.ctypes.data,
+    )  # fmt: skip
+    return found
 
 
 def draw_keys(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fastload.errors import OptionError
 from fastload.plan.order import ChunkWindow, make_order, resolve_ends, resolve_shuffle
 from fastload.plan.shares import rank_share
+from fastload.system import native
 
 # Numbers alone are quickly made: more examples than elsewhere.
 EXAMPLES = settings().max_examples
@@ -21,6 +22,19 @@ def geometries(draw):
     chunk_rows = draw(st.one_of(st.integers(1, 12), st.integers(1, 200)))
     start = draw(st.integers(0, 3 * chunk_rows))
     return range(start, start + draw(st.integers(1, 600))), chunk_rows
+
+
+@settings(max_examples=3 * EXAMPLES)
+@given(data=st.data(), geometry=geometries(), chunks=st.integers(1, 20), world_size=st.integers(1, 9))
+def test_the_compiled_loops_give_windows_the_rows_that_numpy_gives_them(data, geometry, chunks, world_size):
+    rows, chunk_rows = geometry
+    order = make_order(rows, chunk_rows, ChunkWindow(chunks), seed=1, epoch=2, world_size=world_size)
+    first = data.draw(st.integers(0, len(rows) - 1))
+    for positions in (np.arange(first, len(rows)), np.random.default_rng(first).permutation(len(rows))):
+        compiled = order(positions)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "library", lambda: None)
+            assert np.array_equal(compiled, order(positions))
 
 
 SHUFFLES = st.sampled_from([False, "full", ChunkWindow(1), ChunkWindow(2), ChunkWindow(5), ChunkWindow(1000)])
