@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, is_whole
-from fastload.plan.permutation import BLOCK, blockwise, derive_key, mix64, permute, subkeys, unpermute
+from fastload.plan.permutation import BLOCK, blockwise, derive_key, mix64, permute, subkeys, unpermute, window_rows
 from fastload.plan.shares import Positions, rank_share, share_bounds, share_ranks
 from fastload.plan.weighted import ClassBatches, Weighted
+from fastload.system import native
 
 
 class Order(Protocol):
