@@ -19,9 +19,9 @@ from fastload import errors
 
 PACKAGE = Path(fastload.__file__).parent
 TORCH_FREE = """
-errors format.header format.writer images.decode sources.layouts sources.objects pack plan read.reader inspection.info
-inspection.shuffle_quality inspection.verify inspection.preview repack export estimate profiling.meter
-profiling.verdict profiling.doctor.examine profiling.report remote.client cli
+errors options.pack options.measure format.header format.writer images.decode sources.layouts sources.objects pack
+plan read.reader inspection.info inspection.shuffle_quality inspection.verify inspection.preview repack export
+estimate profiling.meter profiling.verdict profiling.doctor.examine profiling.report remote.client cli
 """.split()
 # Each package imports only from those in lines before its own; within a line, only from those to its left of a `<`.
 LEVELS = """
@@ -29,7 +29,7 @@ errors timing
 system < device format distributed plan
 remote
 images < transforms
-read sources
+read options < sources
 pack < dataset
 inspection repack prefetch
 export samplers loader estimate

@@ -17,7 +17,7 @@ source tools/environment.sh
 # advice and hints commands print depends on no Python. Of the sources those that lean on Python's own library: archives, XML, CSV, and the layouts of folders.
 torch_free=(
     tests/cli --ignore=tests/cli/test_advice.py --ignore=tests/cli/test_hints.py --ignore=tests/cli/test_live.py tests/format tests/images tests/pack/test_golden_bytes.py tests/pack/test_pack.py tests/plan tests/read
-    tests/sources/tables tests/sources/test_{archives,folder,hdf5,imagenet,layouts,npy,raw_rows,tree,voc,webdataset}.py
+    tests/options tests/sources/test_{archives,folder,hdf5,imagenet,layouts,manifest,npy,raw_rows,tree,voc,webdataset}.py
     tests/system tests/timing
 )
 
