@@ -142,7 +142,11 @@ def _repack(
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
     job = PackJob(header.name, Path(output), part, options, on_error, overwrite, progress)
     # A fork, or a worker that the rows are sent to, has no client of an object store.
-    return _write(job, [header], wanted, workers if header.remote is None else 0)
+    workers = workers if header.remote is None else 0
+    try:
+        return pack_listing(*_copying(job, [header], wanted, workers))
+    finally:
+        close_readers()
 
 
 def merge_files(
@@ -181,7 +185,10 @@ def merge_files(
     headers = [read_header(file) for file in files]
     names = ", ".join(header.path.name for header in headers)
     job = PackJob(names, Path(output), listing, options, on_error, overwrite, progress)
-    return _write(job, headers, wanted, workers)
+    try:
+        return pack_listing(*_copying(job, headers, wanted, workers))
+    finally:
+        close_readers()
 
 
 def append_images(
@@ -299,11 +306,15 @@ def _append(
             attrs={**joined.attrs, "repacked": dump_options({"appended": added, "to": file.num_rows})},
         ),
         options=PackOptions(shuffle=False, chunk_bytes=options.chunk_bytes),
-        reported={"warned": packed.warned, "converted": packed.converted},
+        parts_report=packed,
     )
-    # The file keeps its options, by which more may be appended.
-    report = _write(job, [file, read_header(more)], None, workers, pack_options(file.attrs), journal)
-    return replace(report, images_per_s=added)
+    try:
+        # The file keeps its options, by which more may be appended.
+        job, workers = _copying(job, [file, read_header(more)], None, workers, pack_options(file.attrs))
+        with packing_pool(job, workers) as pool:
+            return replace(make_file(job, journal, pool, begun), images_per_s=added)
+    finally:
+        close_readers()
 
 
 def _check_new_keys(file: PackedFile, listing: Listing, source: str | Path) -> None:
@@ -331,18 +342,18 @@ def _options_of_more(file: PackedFile) -> PackOptions:
     return replace(options, limit=None)
 
 
-def _write(
+def _copying(
     job: PackJob,
     headers: Sequence[PackedFile],
     wanted: Codec | None,
     workers: int | None,
     options_kept: dict[str, Any] | None = None,
-    journal: Journal | None = None,
-) -> PackReport:
-    """Writes the rows of a job, which are from these files, with the options they were packed with that still hold.
+) -> tuple[PackJob, int | None]:
+    """Returns the job of copying rows from these files, with the options they were packed with that still hold.
+
+    And the workers for it: rows that are not compressed are copied by one thread.
 
     `wanted`: the codec asked for; None keeps the current one. `options_kept` become the file's `pack_options`.
-    `journal`: the output's, where the caller has it locked.
     """
     listing, options, skips = job.listing, job.options, job.on_error == "skip"
     packed_with = pack_options(listing.attrs)
@@ -388,10 +399,7 @@ def _write(
     if skips and listing.files is not None:
         masks = listing.masks and replace(listing.masks, files=RowByRow.of(listing.masks.files))
         listing = replace(listing, files=RowByRow.of(listing.files), masks=masks)
-    try:
-        return pack_listing(replace(job, listing=listing, options=options), 0 if codec == NONE else workers, journal)
-    finally:
-        close_readers()
+    return replace(job, listing=listing, options=options), 0 if codec == NONE else workers
 
 
 def _images_codec(file: PackedFile) -> Codec:
