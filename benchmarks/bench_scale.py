@@ -61,7 +61,7 @@ from fastload.format.ragged import Column
 from fastload.format.shards import Shards
 from fastload.format.writer import PixelSpec, chunk_rows_for, create_file, dump_options
 from fastload.pack.index import index_files
-from fastload.pack.shards import shard_path, whole_pages
+from fastload.pack.plan import shard_path, whole_pages
 from fastload.plan import ChunkWindow, EpochPlan
 from fastload.read.reader import open_rows
 from fastload.system.files import save_bytes

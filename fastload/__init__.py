@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fastload.loader.loader_options import List, Pad, Workers
     from fastload.pack import pack_images, pack_shard, plan_images
     from fastload.pack.index import index_files
-    from fastload.pack.plan_file import index_plan
+    from fastload.pack.run import index_plan
     from fastload.plan import ChunkWindow, ClassBatches, EpochPlan, MixedEcho, Weighted
     from fastload.profiling.doctor.in_process import diagnose
     from fastload.profiling.meter import Meter
@@ -125,7 +125,7 @@ _HOMES = {
     "Workers": "fastload.loader.loader_options",
     "diagnose": "fastload.profiling.doctor.in_process",
     "index_files": "fastload.pack.index",
-    "index_plan": "fastload.pack.plan_file",
+    "index_plan": "fastload.pack.run",
     "inspect_file": "fastload.inspection.info",
     "pack_images": "fastload.pack",
     "pack_shard": "fastload.pack",

@@ -44,7 +44,7 @@ from fastload.inspection.shuffle_quality import measure_shuffles
 from fastload.inspection.verify import verify_file
 from fastload.pack import pack_images
 from fastload.pack.index import index_files
-from fastload.pack.shards import whole_pages
+from fastload.pack.plan import whole_pages
 from fastload.plan import ChunkWindow, EpochPlan
 from fastload.prefetch.inputs import PackedInput, shuffle_of
 from fastload.read import store as store_module

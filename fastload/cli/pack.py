@@ -32,7 +32,7 @@ from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
     from fastload.pack import PackReport
-    from fastload.pack.plan_file import PlanFile
+    from fastload.pack.plan import PlanFile
 
 
 MAX_SIZES = 8
@@ -104,7 +104,7 @@ def _pack_shards(
     """Packs the shards of a plan that one of several processes is to pack."""
     from fastload.errors import OptionError, check_whole
     from fastload.pack import pack_shard
-    from fastload.pack.plan_file import PlanFile, plan_path
+    from fastload.pack.plan import PlanFile, plan_path
 
     if shard_index is None:
         raise OptionError("`--num-shards` belongs to `--shard-index`: say which of these this process packs.")

@@ -103,7 +103,8 @@ def index(
     """
     with one_line_errors():
         from fastload.pack.index import index_files
-        from fastload.pack.plan_file import PlanFile, index_plan, is_plan
+        from fastload.pack.plan import PlanFile, is_plan
+        from fastload.pack.run import index_plan
 
         left_out = 0
         if len(files) == 1 and is_plan(files[0]):

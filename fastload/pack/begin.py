@@ -71,9 +71,8 @@ def begin_or_resume(
     elif job.output.exists() and not job.overwrite:
         raise output_exists(job.output)
     headers = None
-    if job.planned is not None:
-        table = job.planned["headers"]
-        headers = None if table is None else Headers(table, Counter(), {})
+    if job.whole is not None:
+        headers = None if job.whole.headers is None else Headers(job.whole.headers, Counter(), {})
     elif job.listing.files is not None:
         if old is not None and np.array_equal(old.sources, source_table(job.listing)):
             headers = headers_from_json(old.head["headers"])

@@ -1,36 +1,54 @@
-"""The end of a pack: the complete file is made (`complete`), gets its final name, and a report.
+"""The end of a pack: the complete file is made, gets its final name, and a report.
 
-Each step can be repeated after a kill or a power failure at any instant.
+HDF5 makes metadata around the rows that workers wrote, and compressed chunks. It writes only into memory: a sparse file
+of the same layout, whose bytes other than pixels are then copied to the rows in `OUT.h5.part`; or with all rows into
+`OUT.h5.meta`, if images are compressed in chunks or do not lie where they belong. Until then rows stay where they were
+written. So each step can be repeated after a kill or a power failure at any instant.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, SourceError
+from fastload.errors import FastloadError, FormatError, OutputError, SourceError
+from fastload.format.digests import plain
 from fastload.format.header import PackedFile, read_header
-from fastload.format.ragged import ENCODINGS, index_names
+from fastload.format.ragged import ENCODINGS, Column, RaggedIndex, common_shape, index_names
+from fastload.format.writer import (
+    PixelSpec,
+    RaggedSpec,
+    check_size_limit,
+    create_file,
+    dump_options,
+    forget,
+    scratch_file,
+)
+from fastload.images.decode import decoder_versions
 from fastload.pack.begin import changed_since, own_files, remove
-from fastload.pack.complete import complete_file
 from fastload.pack.decisions import source_exceptions
 from fastload.pack.encode import ROW
 from fastload.pack.engine import PackTasks
 from fastload.pack.journal import Journal, JournalContents, TaskRecord, source_table
-from fastload.pack.pack_options import PackJob, journal_path, output_exists
-from fastload.pack.survey import unreadable
-from fastload.system.files import mode_for, output_errors, sync_folder
+from fastload.pack.pack_options import MAKE_ROOM, PackJob, journal_path, output_exists
+from fastload.pack.pack_worker import RowStream
+from fastload.pack.survey import Survey, unreadable
+from fastload.system.files import mode_for, open_output, output_errors, read_bytes, sync, sync_folder, write_at
 from fastload.system.text import counted, format_bytes, object_text, seconds_text
+from fastload.system.threads import in_threads
 
 _NOT_OF_THE_SAMPLE = ("images", "split", "key", "digest", "digest_fields")
+_COPY_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -100,6 +118,26 @@ class PackReport:
         return object_text("PackReport", what, how)
 
 
+@dataclass(frozen=True)
+class PackFacts:
+    """The part of a report that no reader of the file could find out; attributes are those of `PackReport`."""
+
+    converted: dict[str, int]
+    skipped: tuple[tuple[str, str], ...]
+    warned: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    store: str
+    encodings: dict[str, int]
+    chunks: int
+    pixel_bytes: int
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> PackFacts:
+        """Returns the facts that a journal holds; those of earlier releases have no `warned`."""
+        named = {name: tuple((key, text) for key, text in values.get(name, ())) for name in ("skipped", "warned")}
+        return cls(**{**values, **named, "notes": tuple(values["notes"])})
+
+
 def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal, threads: int) -> PackReport:
     """Makes the complete file, synced to disk, gives it its final name, removes what only packing needed, and reports.
 
@@ -117,33 +155,34 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
         rows["row"], rows["digest"] = np.arange(len(rows)), xxhash.xxh3_64_intdigest(b"")
     if not len(rows):
         raise SourceError(unreadable(job, skipped, survey.num_samples))
-    path, header_digest = complete_file(tasks, rows, tasks.end_of(records), threads)
+    path, header_digest = _complete_file(tasks, rows, tasks.end_of(records), threads)
     if job.output.exists() and not job.overwrite:
         raise output_exists(job.output)
     counts = np.bincount(rows["encoding"], minlength=len(ENCODINGS)).tolist() if tasks.streams else []
     height, width, channels = rows["shape"].astype(np.int64).T
     value_bytes = 0 if survey.plan is None else survey.plan.dtype.itemsize
     mask_bytes = 0 if survey.plan is None or len(tasks.streams) < 2 else survey.plan.mask_dtype.itemsize
-    # The part of the report that no reader of the file could find out.
-    done = {
-        "converted": _converted(tasks, rows),
-        "skipped": (*survey.skipped, *skipped),
-        "warned": tasks.named({row: warnings.get(row, "") for row in rows["row"][rows["warned"] > 0].tolist()}),
-        "notes": (*survey.notes, *_notes(tasks, rows)),
-        "store": "raw" if survey.plan is None else str(survey.plan.option),
-        "encodings": {name: count for name, count in zip(ENCODINGS, counts, strict=False) if count},
-        "chunks": tasks.chunks_of(made),
-        "pixel_bytes": int((height * width * (channels * value_bytes + mask_bytes)).sum()),
-        **job.reported,
-    }
-    journal.finished({**done, "header_digest": header_digest, "path": path.name, "sources": _sources_check(job)})
+    before = job.parts_report
+    facts = PackFacts(
+        converted=_converted(tasks, rows) if before is None else before.converted,
+        skipped=(*survey.skipped, *skipped),
+        warned=tuple(tasks.named({row: warnings.get(row, "") for row in rows["row"][rows["warned"] > 0].tolist()}))
+        if before is None
+        else before.warned,
+        notes=(*survey.notes, *_notes(tasks, rows)),
+        store="raw" if survey.plan is None else str(survey.plan.option),
+        encodings={name: count for name, count in zip(ENCODINGS, counts, strict=False) if count},
+        chunks=tasks.chunks_of(made),
+        pixel_bytes=int((height * width * (channels * value_bytes + mask_bytes)).sum()),
+    )
+    journal.finished({**vars(facts), "header_digest": header_digest, "path": path.name, "sources": _sources_check(job)})
     with output_errors(
         f"{job.output}: cannot get its name ({{}}). What was packed is kept: run the same command again."
     ):
         _copy_permissions(job.output, path)
         os.replace(path, job.output)
         sync_folder(job.output.parent)
-    report = report_of(job, read_header(job.output), done)  # While there is a journal: the disk may fail here, too.
+    report = report_of(job, read_header(job.output), facts)  # While there is a journal: the disk may fail here, too.
     _clean_up(job, [job.part, *(Path(stream.path) for stream in tasks.streams)], journal)
     return report
 
@@ -190,7 +229,7 @@ def finished_report(job: PackJob, journal: Journal, found: JournalContents | Non
     with suppress(FormatError):
         file = read_header(job.output)
         if file.header_digest == header_digest:
-            report = report_of(job, file, done)
+            report = report_of(job, file, PackFacts.of_json(done))
             _clean_up(job, own_files(job, found), journal)
             return report
     return None
@@ -200,11 +239,10 @@ def _sources_check(job: PackJob) -> int:
     return xxhash.xxh3_64_intdigest(source_table(job.listing).tobytes())
 
 
-def report_of(job: PackJob, file: PackedFile, done: dict[str, Any]) -> PackReport:
-    """Returns the report of a finished file, as if this call had packed nothing; done may have passed through JSON."""
+def report_of(job: PackJob, file: PackedFile, facts: PackFacts) -> PackReport:
+    """Returns the report of a finished file, as if this call had packed nothing."""
     images = file.fields.get("images")
     hidden = {*_NOT_OF_THE_SAMPLE, *(part for name in file.ragged for part in index_names(name))}
-    named = {name: tuple((key, text) for key, text in done.get(name, ())) for name in ("skipped", "warned")}
     return PackReport(
         path=job.output,
         layout=job.listing.layout,
@@ -216,9 +254,9 @@ def report_of(job: PackJob, file: PackedFile, done: dict[str, Any]) -> PackRepor
         file_bytes=file.identity.size,
         seconds=0.0,
         images_per_s=0.0,
-        chunks_kept=done["chunks"],
+        chunks_kept=facts.chunks,
         chunks_decoded=0,
-        **{**done, **named, "notes": tuple(done["notes"])},
+        **vars(facts),
     )
 
 
@@ -241,3 +279,160 @@ def _converted(tasks: PackTasks, rows: NDArray[np.void]) -> dict[str, int]:
     expected = source_exceptions(plan, survey.samples, headers)
     others = {name: count for name, count in survey.converted.items() if name not in expected}
     return others | source_exceptions(plan, survey.order[rows["row"]], headers)
+
+
+def _complete_file(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...], threads: int) -> tuple[Path, str]:
+    """Makes the complete file of rows (ROW), synced to disk.
+
+    Returns its path, `OUT.h5.part` or `OUT.h5.meta`, and its `header_digest`.
+    """
+    job, plan, mask_attrs = tasks.job, tasks.survey.plan, tasks.survey.mask_attrs
+    columns, attrs = _described(tasks.survey, rows)
+    of_one_size = tasks.survey.pixels(len(rows))
+    specs: dict[str, PixelSpec | RaggedSpec] = {}
+    for stream, end in zip(tasks.streams, ends, strict=True):
+        if stream.spec is not None:
+            specs[stream.name] = of_one_size[stream.name]
+            continue
+        assert plan is not None, "there are streams"
+        shape, offsets = common_shape(rows["shape"]), stream.offsets(rows[stream.name], 0)[0]
+        encoding, row_shape, dtype, more = "mask_encoding", shape[:2], plan.mask_dtype, mask_attrs
+        if stream.name == "images":
+            encoding, row_shape, dtype, more = "encoding", shape, plan.dtype, {}
+        index = RaggedIndex(offsets, rows[stream.name], rows["shape"], rows[encoding], rows["orientation"])
+        columns |= {name: Column(values, about) for name, (values, about) in index.datasets(stream.name).items()}
+        specs[stream.name] = RaggedSpec(end, stream.chunk_bytes, row_shape, dtype, more)
+    try:
+        remove(job.meta)
+        with scratch_file() as (memory, name):
+            bases = create_file(name, num_rows=len(rows), pixels=specs, columns=columns, attrs=attrs)
+            # `OUT.h5.part` becomes the file if what lies in it has no codec, and lies where HDF5 will look for it.
+            # Masks behind the images do not, where samples were skipped that a first call was not to skip.
+            in_part = [stream for stream in tasks.streams if stream.path == str(job.part)]
+            target = job.part if all(bases.get(stream.name) == stream.base for stream in in_part) else job.meta
+            with _Target.open(target, mode_for(job.output), new=target == job.meta) as file:
+                for stream, end in zip(tasks.streams, ends, strict=True):
+                    if stream.compressed:
+                        _write_chunks(tasks, stream, of_one_size[stream.name], rows, threads, (memory, name), file)
+                    else:
+                        file.copy_rows(stream, end, bases[stream.name])
+                with h5py.File(name, "r", driver="stdio") as done:
+                    digest = str(plain(done.attrs["header_digest"]))
+                file.copy_rest(memory)
+    except FastloadError:
+        raise
+    except OSError as exc:
+        raise OutputError(f"{job.output}: cannot be finished ({exc.strerror or exc}). {MAKE_ROOM}") from exc
+    return target, digest
+
+
+def _described(survey: Survey, rows: NDArray[np.void]) -> tuple[dict[str, Column], dict[str, Any]]:
+    """Returns the datasets of a file of these rows (ROW) other than its pixels, and its root attributes."""
+    listing, samples = survey.listing, survey.order[rows["row"]]
+    columns = {name: Column(column.values[samples], column.attrs) for name, column in listing.columns.items()}
+    columns["split"] = Column(listing.split[samples], {"names": listing.split_names})
+    try:
+        keys = np.array(listing.keys, "S")  # ASCII, six times as fast
+    except UnicodeEncodeError:
+        keys = np.array([key.encode() for key in listing.keys])
+    columns["key"] = Column(keys[samples].astype(f"S{max(keys.dtype.itemsize, survey.key_bytes)}", copy=False))
+    columns["digest"] = Column(rows["digest"].copy())
+    attrs = {
+        "decoder": decoder_versions(),
+        "source_layout": listing.layout,
+        "pack_options": dump_options(survey.options.to_dict()),
+        "seed": survey.options.seed,
+        "shuffled": survey.options.shuffle,
+        **listing.attrs,
+    }
+    return columns, attrs
+
+
+def _write_chunks(
+    tasks: PackTasks,
+    stream: RowStream,
+    spec: PixelSpec,
+    rows: NDArray[np.void],
+    threads: int,
+    memory: tuple[int, str],
+    target: _Target,
+) -> None:
+    """Writes the rows of a stream as compressed chunks, in order; those that are not compressed yet are.
+
+    HDF5 gets each one in `memory`, a descriptor and path, to say where it belongs; it is forgotten there at once.
+    """
+    offsets, end = stream.offsets(rows[stream.name], 0)
+    begins = [*offsets[:: spec.chunk_rows].tolist(), end]
+    chunked = rows["chunked"][:: spec.chunk_rows]
+    check_size_limit(os.fstat(memory[0]).st_size + (end if chunked.all() else 2 * spec.allocated_bytes(len(rows))))
+    with h5py.File(memory[1], "r+", driver="stdio") as file, open(stream.path, "rb", buffering=0) as source:
+        dataset, fd = file[stream.name].id, source.fileno()
+
+        def chunk(number: int) -> bytes:
+            data = read_bytes(fd, begins[number + 1] - begins[number], stream.base + begins[number])
+            return data if chunked[number] else spec.compressed_chunk(data)
+
+        numbers = range(len(chunked))
+        for number, data in zip(numbers, in_threads(chunk, numbers, threads, ordered=True), strict=True):
+            where = (number * spec.chunk_rows, *(0 for _ in spec.row_shape))
+            dataset.write_direct_chunk(where, data)
+            at = dataset.get_chunk_info_by_coord(where).byte_offset
+            target.write(data, at)
+            forget(memory[0], at, at + len(data))
+            if tasks.job.on_progress:
+                tasks.job.on_progress(f"writing compressed {stream.name}", number + 1, len(numbers))
+
+
+@dataclass
+class _Target:
+    """The file that is being completed, and the ranges (first byte, end) in which its rows lie already."""
+
+    path: Path
+    fd: int
+    rows: list[tuple[int, int]] = field(default_factory=list)
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path, mode: int, *, new: bool) -> Iterator[_Target]:
+        """Opens the file, a new one with no more permissions than these, and syncs it to disk at the end."""
+        mode |= stat.S_IRUSR | stat.S_IWUSR
+        fd = open_output(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if new else 0), mode)
+        try:
+            yield cls(path, fd)
+            sync(fd)
+        finally:
+            os.close(fd)
+
+    def write(self, data: bytes, at: int) -> None:
+        """Writes rows at a byte of the file."""
+        self._write(data, at)
+        self._holds(at, at + len(data))
+
+    def _holds(self, start: int, stop: int) -> None:
+        if self.rows and self.rows[-1][1] == start:
+            start = self.rows.pop()[0]
+        self.rows.append((start, stop))
+
+    def copy_rows(self, stream: RowStream, end: int, base: int) -> None:
+        """Copies the rows of a stream, `end` bytes, to byte `base`, unless they lie there."""
+        if stream.path != str(self.path):
+            with open(stream.path, "rb", buffering=0) as source:
+                self._copy(source.fileno(), stream.base, stream.base + end, base)
+        self._holds(base, base + end)
+
+    def copy_rest(self, memory: int) -> None:
+        """Copies all bytes that are no rows; behind the last row of a dataset they become zero."""
+        at, size = 0, os.fstat(memory).st_size
+        for start, stop in [*sorted(self.rows), (size, size)]:
+            self._copy(memory, at, start, at)
+            at = stop
+        os.ftruncate(self.fd, size)
+
+    def _copy(self, source: int, start: int, stop: int, to: int) -> None:
+        while start < stop and (data := read_bytes(source, min(_COPY_BYTES, stop - start), start)):
+            self._write(data, to)
+            start, to = start + len(data), to + len(data)
+
+    def _write(self, data: bytes, at: int) -> None:
+        with output_errors(f"{self.path}: {len(data):,} bytes cannot be written at byte {at:,} ({{}}). {MAKE_ROOM}"):
+            write_at(self.fd, data, at)

@@ -1,29 +1,14 @@
-"""An output behind a URL: packed in a folder of this machine, then uploaded whole.
-
-The folder, `pack-...` in `Remote.cache`, holds what an output on this disk would have next to it while it is
-being packed; when the object is complete in the store, it is removed. A call after a kill continues there.
-
-| file in the folder | content |
-| --- | --- |
-| `OUT.h5.part`, `.journal`, ... | an unfinished pack, see `engine` |
-| `OUT.h5.lock` | locked by the call that packs |
-| `OUT.h5`, `OUT.h5.packed` | the complete file, and a record of its source, until it is uploaded |
-"""
+"""An output behind a URL: whether it can be written, what lies there, and the upload of a file that is packed here."""
 
 from __future__ import annotations
 
-import fcntl
-import json
 import logging
 import mmap
 import os
 import secrets
-import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,29 +22,24 @@ from fastload.errors import (
     ObjectExistsError,
     ObjectMissingError,
     OutputError,
-    PackError,
     RemoteError,
     ReplacedError,
 )
 from fastload.format.header import PackedFile, read_header
-from fastload.pack.begin import identity_of, remove
-from fastload.pack.finish import PackReport
-from fastload.pack.journal import source_table
-from fastload.pack.pack_options import PackJob, journal_path, output_exists
-from fastload.pack.plain import from_bytes, to_bytes
+from fastload.pack.begin import remove
+from fastload.pack.pack_options import output_exists
 from fastload.remote.backend import ObjectInfo
 from fastload.remote.client import PART_BYTES, Client
 from fastload.remote.headers import fetch_header
 from fastload.remote.own_files import check_own
 from fastload.remote.ranges import client_of
 from fastload.remote.urls import ObjectPath, remote_in_force
-from fastload.system.files import open_output, output_errors
+from fastload.system.files import output_errors
 
 AT_ONCE_BYTES = PART_BYTES
 """Files up to this size are written by one request, which the store refuses if the object is there meanwhile."""
 
 _READ_BYTES = 2**23
-_ORPHANS_S = 5.0  # for which workers of a killed call may keep its lock
 _MOST_PARTS = 9_000  # S3 takes 10,000
 _KEPT = "What was packed is kept on this machine: the same command continues with it."
 
@@ -174,96 +154,17 @@ def remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def was_packed(path: ObjectPath) -> bool:
-    """Whether a complete file for this URL lies on this machine: an earlier call was killed before its end."""
-    return _marker(_folder_of(path) / path.name).exists()
-
-
-def packed_at(job: PackJob, pack: Callable[[PackJob], PackReport]) -> PackReport:
-    """Packs a job whose output is a URL by `pack`, given the job with a path of this machine, and uploads the file.
-
-    A file that an earlier call has packed of the same samples is uploaded as it is.
-
-    Raises:
-        OutputError: the object was made meanwhile.
-        RemoteError: the upload failed; the file is kept.
-    """
-    to = job.output
-    assert isinstance(to, ObjectPath), "an output behind a URL"
-    with _locked_folder(to) as folder:
-        there = found_object(to)
-        local = replace(job, output=folder / to.name)
-        report = _packed_before(local)
-        if report is None:
-            report = pack(local)
-            _marker(local.output).write_bytes(to_bytes({"identity": _identity(job), "report": report}))
-        if there is None or job.overwrite or not _is_same(to, local.output):
-            if there is not None and not job.overwrite:
-                raise output_exists(to)
-
-            def sent(done: int, total: int) -> None:
-                if job.on_progress:
-                    job.on_progress("uploading", report.num_samples * done // total, report.num_samples)
-
-            upload(local.output, to, before=there, progress=sent)
-        shutil.rmtree(folder, ignore_errors=True)
-    return replace(report, path=to)
-
-
-@contextmanager
-def _locked_folder(to: ObjectPath) -> Iterator[Path]:
-    """Yields the work folder of a URL, which no other call of this machine uses meanwhile; PackError: one does."""
-    deadline_s = time.monotonic() + _ORPHANS_S
-    while True:
-        lock = work_folder(to) / f"{to.name}.lock"  # `lock` alone may be the name of the output
-        with output_errors(f"{lock}: cannot be written ({{}}). Name another folder: FASTLOAD_CACHE."):
-            fd = open_output(lock, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            os.close(fd)
-            if time.monotonic() > deadline_s:
-                raise PackError(f"{to}: another process here is packing to this URL. Wait for it, or stop it.") from exc
-            time.sleep(0.05)
-            continue
-        except OSError:
-            pass  # a file system without locks
-        try:
-            if os.fstat(fd).st_nlink:  # else another call has just ended, and removed it
-                yield lock.parent
-                return
-        finally:
-            if os.fstat(fd).st_nlink:
-                lock.unlink()
-                remove_empty(lock.parent)
-            os.close(fd)
-
-
-def _marker(local: Path) -> Path:
+def packed_marker(local: Path) -> Path:
+    """Returns the path of the record of what a complete file that is to be uploaded was packed of."""
     return local.with_name(f"{local.name}.packed")
 
 
-def _identity(job: PackJob) -> str:
-    said = json.dumps([identity_of(job), job.on_error, job.listing.attrs], sort_keys=True, default=str)
-    return xxhash.xxh3_128_hexdigest(said.encode() + source_table(job.listing).tobytes())
+def was_packed(path: ObjectPath) -> bool:
+    """Whether a complete file for this URL lies on this machine: an earlier call was killed before its end."""
+    return packed_marker(_folder_of(path) / path.name).exists()
 
 
-def _packed_before(job: PackJob) -> PackReport | None:
-    """Returns the report of the complete file at a job's output if it was packed of the same; else removes it."""
-    if not job.output.exists() or journal_path(job.output).exists():
-        return None
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        said = from_bytes(_marker(job.output).read_bytes())
-        report = said["report"]
-        if said["identity"] == _identity(job) and isinstance(report, PackReport):
-            read_header(job.output)
-            return replace(report, chunks_kept=report.chunks, chunks_decoded=0, images_per_s=0.0, decoded_per_s=0.0)
-    remove(_marker(job.output))
-    remove(job.output)
-    return None
-
-
-def _is_same(path: ObjectPath, local: Path) -> bool:
+def is_same_packed(path: ObjectPath, local: Path) -> bool:
     """Whether an object is the packed file that lies on this machine, by its size and its header."""
     with suppress(FormatError, MissingFileError), header_at(path) as found:
         here = read_header(local)
@@ -277,7 +178,7 @@ def upload(
     *,
     before: ObjectInfo | None,
     progress: Callable[[int, int], None] | None = None,
-    is_same: Callable[[ObjectPath, Path], bool] = _is_same,
+    is_same: Callable[[ObjectPath, Path], bool] = is_same_packed,
     at_once: bool = False,
 ) -> None:
     """Uploads a file of this machine; nothing of the object is visible before all of it is.

@@ -7,14 +7,22 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fastload.errors import OptionError, OutputError, SourceError
 from fastload.options.pack import OnError, PackOptions, Progress
 from fastload.sources.listing import Listing
 from fastload.system.files import is_below
+
+if TYPE_CHECKING:
+    from fastload.pack.decisions import RaggedPlan
+    from fastload.pack.finish import PackReport
+
 
 KEPT = "What was packed so far is kept: the same command continues with it."
 MAKE_ROOM = "What was packed is kept: make room, then run the same command again."
@@ -44,6 +52,21 @@ def of_file_options(what: str, has: Collection[str]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """The decisions about a whole dataset that hold for a shard of it.
+
+    Attributes:
+        plan: how rows are made; None without images.
+        headers: HEADERS (n,) of the shard's samples; None without images.
+        key_bytes: of the dataset's longest key.
+    """
+
+    plan: RaggedPlan | None
+    headers: NDArray[np.void] | None
+    key_bytes: int
+
+
+@dataclass(frozen=True)
 class PackJob:
     """One call of the packer: what to pack (`source` is its name in messages), where to, and how."""
 
@@ -55,12 +78,11 @@ class PackJob:
     overwrite: bool = False
     on_progress: Progress | None = None
     alone: bool = False  # whether no other process has this output: its name is of this attempt only
-    # Of a shard: `plan` and `key_bytes` of the survey of the whole dataset, and its `headers` for these samples
-    planned: Mapping[str, Any] | None = None
+    whole: Whole | None = None  # of a shard
     is_part: bool = False  # of another output: its journal stays with it, by which the same call gives its report again
     # Files that it is made of, named after what they hold: they go, with their journals, when it is complete.
     parts: tuple[Path, ...] = ()
-    reported: Mapping[str, Any] = field(default_factory=dict)  # of the report: known before, and not what packing finds
+    parts_report: PackReport | None = None  # of packing the parts: its conversions and warnings are this file's, too
 
     @property
     def may_skip(self) -> bool:

@@ -219,8 +219,11 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
     OptionError: they cannot be stored as the options say.
     """
     listing, options, source = job.listing, job.options, job.source
-    if job.planned is not None:
-        return Survey(listing, np.arange(len(listing)), options, {}, (), **job.planned)
+    if (whole := job.whole) is not None:
+        every = np.arange(len(listing))
+        return Survey(
+            listing, every, options, {}, (), headers=whole.headers, plan=whole.plan, key_bytes=whole.key_bytes
+        )
     if listing.files is None:
         codec = None if options.codec in ("auto", "none") else options.codec
         given = {

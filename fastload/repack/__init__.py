@@ -33,6 +33,7 @@ from fastload.pack import PackJob, PackReport, pack_listing
 from fastload.pack.finish import finished_report
 from fastload.pack.journal import Journal, source_table
 from fastload.pack.pack_options import checked_output, is_joined, journal_path, of_file_options
+from fastload.pack.run import make_file, packing_pool
 from fastload.read.checked import close_readers
 from fastload.read.identity import check_path
 from fastload.read.reader import open_columns
@@ -101,7 +102,11 @@ def _repack(header: PackedFile, output: Path, asked: RepackOptions, wanted: Code
     options = PackOptions(seed=asked.seed if asked.shuffle else 0, shuffle=asked.shuffle, chunk_bytes=chunk_bytes)
     job = PackJob(header.name, output, part, options, asked.on_error, asked.overwrite, asked.progress)
     # A fork, or a worker that the rows are sent to, has no client of an object store.
-    return _write(job, [header], wanted, asked.workers if header.remote is None else 0)
+    workers = asked.workers if header.remote is None else 0
+    try:
+        return pack_listing(*_copying(job, [header], wanted, workers))
+    finally:
+        close_readers()
 
 
 @takes(MergeOptions)
@@ -131,7 +136,10 @@ def merge_files(files: Sequence[str | Path], output: str | Path, **options: Unpa
     headers = [read_header(file) for file in files]
     names = ", ".join(header.path.name for header in headers)
     job = PackJob(names, Path(output), listing, packing, asked.on_error, asked.overwrite, asked.progress)
-    return _write(job, headers, wanted, asked.workers)
+    try:
+        return pack_listing(*_copying(job, headers, wanted, asked.workers))
+    finally:
+        close_readers()
 
 
 @takes(AppendOptions)
@@ -235,11 +243,15 @@ def _append(output: Path, source: str | Path, asked: AppendOptions, journal: Jou
             attrs={**joined.attrs, "repacked": dump_options({"appended": added, "to": file.num_rows})},
         ),
         options=PackOptions(shuffle=False, chunk_bytes=options.chunk_bytes),
-        reported={"warned": packed.warned, "converted": packed.converted},
+        parts_report=packed,
     )
-    # The file keeps its options, by which more may be appended.
-    report = _write(job, [file, read_header(more)], None, asked.workers, pack_options(file.attrs), journal)
-    return replace(report, images_per_s=added)
+    try:
+        # The file keeps its options, by which more may be appended.
+        job, workers = _copying(job, [file, read_header(more)], None, asked.workers, pack_options(file.attrs))
+        with packing_pool(job, workers) as pool:
+            return replace(make_file(job, journal, pool, time.perf_counter()), images_per_s=added)
+    finally:
+        close_readers()
 
 
 def _check_new_keys(file: PackedFile, listing: Listing, source: str | Path) -> None:
@@ -267,18 +279,18 @@ def _options_of_more(file: PackedFile) -> PackOptions:
     return replace(options, limit=None)
 
 
-def _write(
+def _copying(
     job: PackJob,
     headers: Sequence[PackedFile],
     wanted: Codec | None,
     workers: int | None,
     options_kept: dict[str, Any] | None = None,
-    journal: Journal | None = None,
-) -> PackReport:
-    """Writes the rows of a job, which are from these files, with the options they were packed with that still hold.
+) -> tuple[PackJob, int | None]:
+    """Returns the job of copying rows from these files, with the options they were packed with that still hold.
+
+    And the workers for it: rows that are not compressed are copied by one thread.
 
     `wanted`: the codec asked for; None keeps the current one. `options_kept` become the file's `pack_options`.
-    `journal`: the output's, where the caller has it locked.
     """
     listing, options, skips = job.listing, job.options, job.on_error == "skip"
     packed_with = pack_options(listing.attrs)
@@ -324,10 +336,7 @@ def _write(
     if skips and listing.files is not None:
         masks = listing.masks and replace(listing.masks, files=RowByRow.of(listing.masks.files))
         listing = replace(listing, files=RowByRow.of(listing.files), masks=masks)
-    try:
-        return pack_listing(replace(job, listing=listing, options=options), 0 if codec == NONE else workers, journal)
-    finally:
-        close_readers()
+    return replace(job, listing=listing, options=options), 0 if codec == NONE else workers
 
 
 def _images_codec(file: PackedFile) -> Codec:

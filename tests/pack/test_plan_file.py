@@ -29,7 +29,8 @@ from fastload.errors import FormatError, MissingFileError, OptionError, OutputEr
 from fastload.inspection.verify import verify_file
 from fastload.pack.pack_options import journal_path
 from fastload.pack.plain import from_bytes, to_bytes
-from fastload.pack.plan_file import PlanFile, index_plan
+from fastload.pack.plan import PlanFile
+from fastload.pack.run import index_plan
 from fastload.sources.spans import ListedFile
 
 CHOICES: dict[str, dict[str, Any]] = {

@@ -28,8 +28,8 @@ from small_files import write_random
 
 from fastload import pack_images
 from fastload.errors import OptionError, PackError, SourceError
-from fastload.system import ray_cluster
-from fastload.system.ray_cluster import RayCluster
+from fastload.pack import on_ray
+from fastload.pack.on_ray import RayCluster
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
 from ray.cluster_utils import Cluster  # noqa: E402
@@ -193,7 +193,7 @@ def test_what_the_source_causes_is_final_and_the_rest_tried_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ray_cluster, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(on_ray, "_PAUSE_S", 0.0)
     with pytest.raises(error, match=said):
         list(engine.run(fail, [(str(tmp_path), kind)]))
     assert began(tmp_path) == times
