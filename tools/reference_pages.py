@@ -13,7 +13,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +236,13 @@ def shape(name: str) -> list[Entry]:
     if name in _WRITTEN:
         return [_entry(name, *one) for one in _WRITTEN[name]]
     made, added = _CLASSES[name], {field: (hint, text) for field, hint, text in _ADDED.get(name, ())}
-    texts, hints = _texts_of(made), {name: _written(hint) for name, hint in inspect.get_annotations(made).items()}
+    texts, hints = dict[str, str](), dict[str, str]()
+    for each in reversed(made.__mro__):  # options of two commands have a base
+        hints |= {field: _written(hint) for field, hint in inspect.get_annotations(each).items()}
+        texts |= _texts_of(each) if inspect.get_annotations(each) else {}
+    if is_dataclass(made):
+        options = {one.path[0]: one.option for one in declared(made).values()}
+        texts |= {field: (one.doc or one.help).rstrip(".") for field, one in options.items()}
     entries = []
     for field in dict.fromkeys(["file"] * ("file" in added) + [*hints, *added]):
         if field not in _LEFT_OUT.get(name, ()):

@@ -51,4 +51,4 @@ def test_a_batch_passes_the_reader_and_the_ring(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(trace_walks, "LAST", 63)  # far more than are read ahead
     trace = Trace()
     assert trace_walks.raw(trace, tmp_path) == 60
-    assert {"prefetch/ring", "read/rows"} <= set(trace.result("raw", 60).in_order)
+    assert {"prefetch/ring", "read/reader"} <= set(trace.result("raw", 60).in_order)

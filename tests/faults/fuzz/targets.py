@@ -33,7 +33,7 @@ from fastload.images.image_header import probe_image
 from fastload.images.jpeg import cut_rows, scan_jpeg
 from fastload.options.pack import SourceOptions
 from fastload.pack.journal import MAGIC, SOURCE, Journal, TaskRecord, headers_from_json, headers_to_json
-from fastload.plan.cursor import EpochCursor
+from fastload.plan.cursor import EpochCursor, resumed
 from fastload.plan.echo_schedule import EchoSchedule
 from fastload.plan.epoch import EpochPlan
 from fastload.profiling.doctor.loader_records import RecordedEvents
@@ -534,7 +534,7 @@ def state(data: bytes) -> None:
         made[c.pick(list(STATE))] = c.pick((np.arange(3), np.int64(2), np.float32(1), {1}, b"a", np.array("full")))
     cursor = EpochCursor(plan, lambda: "ab")
     found = cursor.checked(made)
-    position = cursor.resumed(found, lambda batches, echo: EchoSchedule(batches, echo), on_device=False)
+    position = resumed(plan, found, lambda batches, echo: EchoSchedule(batches, echo), on_device=False)
     for batch in islice(position.plan.batches(0), 3):
         assert batch.rows.max(initial=0) < 40
     list(islice(position.uses.uses(position.steps), 3))
