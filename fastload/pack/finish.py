@@ -162,7 +162,7 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
     height, width, channels = rows["shape"].astype(np.int64).T
     value_bytes = 0 if survey.plan is None else survey.plan.dtype.itemsize
     mask_bytes = 0 if survey.plan is None or len(tasks.streams) < 2 else survey.plan.mask_dtype.itemsize
-    before = job.parts_report
+    before = job.of_parts
     facts = PackFacts(
         converted=_converted(tasks, rows) if before is None else before.converted,
         skipped=(*survey.skipped, *skipped),

@@ -9,20 +9,16 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, OutputError, SourceError
 from fastload.options.pack import OnError, PackOptions, Progress
+from fastload.pack.decisions import RaggedPlan
 from fastload.sources.listing import Listing
 from fastload.system.files import is_below
-
-if TYPE_CHECKING:
-    from fastload.pack.decisions import RaggedPlan
-    from fastload.pack.finish import PackReport
-
 
 KEPT = "What was packed so far is kept: the same command continues with it."
 MAKE_ROOM = "What was packed is kept: make room, then run the same command again."
@@ -67,6 +63,19 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class PartsFacts:
+    """The facts about the parts of a file that packing them found, and that its report repeats.
+
+    Attributes:
+        converted: how many images were changed in kind, by a description such as "gray -> RGB".
+        warned: (key, warning) of each JPEG that was packed though libjpeg warns of it.
+    """
+
+    converted: dict[str, int]
+    warned: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
 class PackJob:
     """One call of the packer: what to pack (`source` is its name in messages), where to, and how."""
 
@@ -82,7 +91,7 @@ class PackJob:
     is_part: bool = False  # of another output: its journal stays with it, by which the same call gives its report again
     # Files that it is made of, named after what they hold: they go, with their journals, when it is complete.
     parts: tuple[Path, ...] = ()
-    parts_report: PackReport | None = None  # of packing the parts: its conversions and warnings are this file's, too
+    of_parts: PartsFacts | None = None
 
     @property
     def may_skip(self) -> bool:

@@ -32,7 +32,7 @@ from fastload.options.repack import AppendOptions, MergeOptions, RepackOptions
 from fastload.pack import PackJob, PackReport, pack_listing
 from fastload.pack.finish import finished_report
 from fastload.pack.journal import Journal, source_table
-from fastload.pack.pack_options import checked_output, is_joined, journal_path, of_file_options
+from fastload.pack.pack_options import PartsFacts, checked_output, is_joined, journal_path, of_file_options
 from fastload.pack.run import make_file, packing_pool
 from fastload.read.checked import close_readers
 from fastload.read.identity import check_path
@@ -243,7 +243,7 @@ def _append(output: Path, source: str | Path, asked: AppendOptions, journal: Jou
             attrs={**joined.attrs, "repacked": dump_options({"appended": added, "to": file.num_rows})},
         ),
         options=PackOptions(shuffle=False, chunk_bytes=options.chunk_bytes),
-        parts_report=packed,
+        of_parts=PartsFacts(packed.converted, packed.warned),
     )
     try:
         # The file keeps its options, by which more may be appended.

@@ -30,7 +30,7 @@ from fastload.errors import (
     ResumeError,
     SourceError,
 )
-from fastload.pack import output_url
+from fastload.pack import output_url, target
 from fastload.sources.open_tree import open_tree
 
 
@@ -196,7 +196,7 @@ def test_an_object_made_meanwhile_is_not_overwritten(
 KILLED = """
 import os, signal, sys, boto3
 from fastload import pack_images
-from fastload.pack import output_url
+from fastload.pack import output_url, target
 output_url.AT_ONCE_BYTES, output_url.PART_BYTES = 0, 5 * 2**20
 client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
 def now(stage, done, total):
@@ -263,7 +263,7 @@ pack_images(sys.argv[1], sys.argv[2], shards=4, workers=0, progress=now)
 def test_a_second_packer_of_this_machine_to_the_same_url_is_refused(
     s3: S3, photos: Path, large: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_url, "_ORPHANS_S", 0.2)
+    monkeypatch.setattr(target, "_ORPHANS_S", 0.2)
     refused = list[PackError]()
 
     def now(stage: str, done: int, total: int) -> None:
