@@ -1,4 +1,4 @@
-"""On a Ray cluster shards are packed as here, also where nodes are lost, slow or not what they should be.
+"""On a Ray cluster shards are packed as here, also where nodes are lost or not what they should be.
 
 And Ray Train trains there on a packed file, as `tools/examples/ray_train.py` shows.
 """
@@ -28,7 +28,6 @@ from small_files import write_random
 
 from fastload import pack_images
 from fastload.errors import OptionError, PackError, SourceError
-from fastload.pack import on_ray
 from fastload.pack.on_ray import RayCluster
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
@@ -165,17 +164,6 @@ def test_a_task_whose_node_is_lost_runs_elsewhere(nodes: Nodes, engine: RayClust
     assert found == [dict(enumerate(map(str, folders)))]
 
 
-def test_a_task_that_is_far_slower_than_the_others_gets_a_second_copy(engine: RayCluster, tmp_path: Path) -> None:
-    folder = tmp_path / "slow"
-    folder.mkdir()
-    tasks = [(str(folder), 300.0), *[(str(tmp_path), 0.01)] * 5]
-    thread, found = in_thread(lambda: dict(engine.run(wait_for_leave, tasks)))
-    until(lambda: began(folder) == 2, thread)
-    (folder / "leave").touch()
-    thread.join()
-    assert len(found[0]) == 6 and began(folder) == 2
-
-
 @pytest.mark.parametrize(
     ("kind", "error", "times", "said"),
     [
@@ -191,9 +179,7 @@ def test_what_the_source_causes_is_final_and_the_rest_tried_again(
     said: str,
     engine: RayCluster,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(on_ray, "_PAUSE_S", 0.0)
     with pytest.raises(error, match=said):
         list(engine.run(fail, [(str(tmp_path), kind)]))
     assert began(tmp_path) == times
