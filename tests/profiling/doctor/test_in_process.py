@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import fastload
 from fastload import FastLoader, OptionError
+from fastload.profiling.verdict import judge
 from fastload.timing.results import WAITING
 
 
@@ -43,9 +44,9 @@ def test_a_loader_that_waits_for_its_samples_is_bound_by_that_and_the_step_is_no
     ):  # the line is found by samples, of which a busy machine takes too few in a short run
         seen = []
         found = fastload.diagnose(DataLoader(Waits(4000), 10, num_workers=workers), seen.append, seconds=seconds)
-        assert found.verdict.cause == WAITING
-        if "at __getitem__" in found.verdict.sentence:
-            break
+        if found.verdict.cause == WAITING and "at __getitem__" in found.verdict.sentence:
+            break  # on a busy machine the start of the workers may take most of a short run
+    assert found.verdict.cause == WAITING
     assert "at __getitem__ (test_in_process.py:" in found.verdict.sentence
     assert re.search(rf"num_workers=\d+ instead of {workers}:", found.verdict.sentence)
     assert "to do it: DataLoader(..., num_workers=" in str(found)
@@ -54,7 +55,9 @@ def test_a_loader_that_waits_for_its_samples_is_bound_by_that_and_the_step_is_no
     assert str(found).splitlines()[-1] == f"verdict: {found.verdict.sentence}."
 
 
-def test_a_step_that_takes_the_time_is_what_binds():
+def test_a_step_that_takes_the_time_is_what_binds(monkeypatch):
+    monkeypatch.setattr(judge, "_is_held", lambda *_: False)  # other tests may run, which is not what is judged here
+
     def step(batch):
         batch[0].to("cpu", torch.float64)
         time.sleep(0.1)
