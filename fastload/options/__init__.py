@@ -219,7 +219,7 @@ def takes(options: type, *, without: tuple[str, ...] = ()) -> Callable[[Function
             if one.name in without:
                 continue
             kind, default = inspect.Parameter.KEYWORD_ONLY, one.argument_default
-            parameters.append(inspect.Parameter(one.name, kind, default=default, annotation=one.accepts))
+            parameters.append(inspect.Parameter(one.name, kind, default=default, annotation=one.type()))
             text = one.option.doc or one.option.help
             line = f"{one.name}: {text[:1].lower() + text[1:] if text[1:2].islower() else text}"
             lines.append(textwrap.fill(line, 112, subsequent_indent="    ", break_long_words=False))
