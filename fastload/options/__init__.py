@@ -16,15 +16,18 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import numbers
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from fastload.errors import OptionError, check_choice
+from fastload.errors import OptionError, check_choice, is_whole
 
 _OF_OPTION = "option"  # the metadata of a field
 
@@ -101,12 +104,6 @@ class Declared:
         return self.option.accepts or self.hint
 
     @property
-    def typed(self) -> str:
-        """How the option is written in a shell, as messages name it."""
-        names = self.option.names or (f"--{self.name.replace('_', '-')}",)
-        return names[0].partition("/")[0]
-
-    @property
     def argument_default(self) -> Any:
         """The argument's default."""
         return None if self.accepts.endswith("| None") and not self.default else self.default
@@ -162,10 +159,52 @@ def from_arguments(options: type[Options], arguments: Mapping[str, Any], *, of: 
         raise OptionError(f"{of or options.__name__} has no argument {unknown[0]}=. {hint}")
     given = dict[tuple[str, ...], Any]()
     for name, value in arguments.items():
-        convert = known[name].option.convert
-        given[known[name].path] = value if convert is None else convert(value)
+        one, hint = known[name], known[name].type()
+        if not _fits(value, hint):
+            raise OptionError(f"{name}={value!r}: give {_in_words(hint)}.")
+        value = int(value) if is_whole(value) else value  # also NumPy's, which JSON does not take
+        given[one.path] = value if one.option.convert is None else one.option.convert(value)
     made: Options = _made(options, given, others)
     return made
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value is of a type that an option accepts; which of a Literal's values it is, `check_options` sees."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if hint is Any or kind is Literal:
+        return hint is Any or value is not None
+    if kind in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if kind is Callable:
+        return callable(value)
+    if kind is tuple:
+        return isinstance(value, (tuple, list)) and len(value) == len(parts) and all(map(_fits, value, parts))
+    if kind in (list, Sequence):  # a lone text is what the option says it is
+        return isinstance(value, str) or (
+            isinstance(value, (list, tuple)) and all(_fits(one, parts[0]) for one in value)
+        )
+    if hint is int:
+        return is_whole(value)
+    if hint is float:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _in_words(hint: Any) -> str:
+    """Returns what a type accepts, for messages."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind in (Union, UnionType):
+        return " or ".join(map(_in_words, parts))
+    if kind is Literal:
+        return f"one of {', '.join(map(repr, parts))}"
+    if kind is Callable:
+        return "a function"
+    if kind is tuple:
+        return f"({', '.join(map(_in_words, parts))})"
+    if kind in (list, Sequence):
+        return f"a list, each {_in_words(parts[0])}"
+    known = {int: "a whole number", float: "a number", str: "text", bool: "True or False", Path: "a path"}
+    return known.get(hint, "None" if hint is NoneType else f"a {getattr(hint, '__name__', hint)}")
 
 
 def _made(options: type, given: Mapping[tuple[str, ...], Any], others: Mapping[str, Any]) -> Any:
@@ -205,10 +244,10 @@ def _literals(module: str) -> frozenset[str]:
     return frozenset(name for name, found in vars(sys.modules[module]).items() if get_origin(found) is Literal)
 
 
-def takes(options: type, *, without: tuple[str, ...] = ()) -> Callable[[Function], Function]:
+def takes(options: type) -> Callable[[Function], Function]:
     """Returns a decorator: the function's `**options` are shown as those of a dataclass, in `help` and in the docs.
 
-    Its docstring has a line `{options}` where they are to stand. `without`: options that it does not have.
+    Its docstring has a line `{options}` where they are to stand.
     """
 
     def decorated(function: Function) -> Function:
@@ -216,8 +255,6 @@ def takes(options: type, *, without: tuple[str, ...] = ()) -> Callable[[Function
         parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
         lines = []
         for one in declared(options).values():
-            if one.name in without:
-                continue
             kind, default = inspect.Parameter.KEYWORD_ONLY, one.argument_default
             parameters.append(inspect.Parameter(one.name, kind, default=default, annotation=one.type()))
             text = one.option.doc or one.option.help

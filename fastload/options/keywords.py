@@ -85,7 +85,7 @@ class RepackKeywords(TypedDict, total=False):
     split: list[str] | str | None
     label: list[str] | str | None
     key: list[str] | str | None
-    rows: Path | None
+    rows: str | Path | None
     without: list[str] | str | None
 
 

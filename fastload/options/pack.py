@@ -52,6 +52,13 @@ def _names(value: Sequence[str]) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _pair(size: int | Sequence[int] | None) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    height, width = (size, size) if isinstance(size, int) else size
+    return int(height), int(width)
+
+
 @dataclass(frozen=True)
 class SourceOptions:
     """Options about a dataset that its files do not say. `Layout.takes` says which layout uses which of these."""
@@ -256,7 +263,7 @@ class PackOptions:
         "Bring every image to this height x width.",
         "height and width of every image, one number for a square; by default each image keeps its size.",
         parser=parse_size, metavar="S|HxW", group=SIZE, accepts="int | tuple[int, int] | None",
-        convert=lambda size: (size, size) if isinstance(size, int) else size,
+        convert=_pair,
     )  # fmt: skip
     fit: Fit = option(
         "crop",

@@ -48,7 +48,8 @@ class Choice:
         None,
         "Only the rows in a text file (one number per line) or .npy, in that order.",
         "a file of row numbers, text (one on a line) or .npy, which also set the order within each split.",
-        accepts="Path | None",
+        parser=Path, metavar="PATH", accepts="str | Path | None",
+        convert=lambda rows: None if rows is None else Path(rows),
     )  # fmt: skip
     without: tuple[str, ...] = option(
         (),

@@ -54,7 +54,7 @@ class Job:
         check_options(self)
 
 
-@takes(Job, without=("hook",))
+@takes(Job)
 def work(where: Path, **options: Any) -> Job:
     """Does it.
 
@@ -68,7 +68,7 @@ def work(where: Path, **options: Any) -> Job:
 def test_options_are_found_through_the_fields_that_hold_them():
     found = declared(Job)
     assert list(found) == ["crop_side", "names", "count", "chunk", "quick", "hook"]
-    assert found["crop_side"].path == ("crop", "side") and found["crop_side"].typed == "--crop-side"
+    assert found["crop_side"].path == ("crop", "side")
     assert found["names"].accepts == "Sequence[str] | None" and found["names"].argument_default is None
     assert found["names"].type() == Sequence[str] | None
 
@@ -85,6 +85,14 @@ def test_arguments_are_converted_and_what_is_not_given_has_its_default():
         ({"cuont": 1}, r"work has no argument cuont=\. Did you mean count=\?"),
         ({"zzz": 1}, r"work has no argument zzz=\. It has crop_side, names, count"),
         ({"crop_side": "up"}, "crop_side='up' is not known; accepted: left, right"),
+        ({"count": "5"}, "count='5': give a whole number"),
+        ({"count": True}, "count=True: give a whole number"),
+        ({"count": 1.5}, "count=1.5: give a whole number"),
+        ({"quick": "no"}, "quick='no': give True or False"),
+        ({"quick": None}, "quick=None: give True or False"),
+        ({"crop_side": None}, "crop_side=None: give one of 'left', 'right'"),
+        ({"names": 3}, "names=3: give a list, each text or None"),
+        ({"names": ["a", 3]}, "names=.*: give a list, each text or None"),
         ({"count": 0}, "count=0: needs at least 1, such as 3"),
     ],
 )
@@ -95,7 +103,7 @@ def test_what_is_not_accepted_is_named(given, message):
 
 def test_a_function_shows_its_options_in_its_signature_and_docstring():
     parameters = inspect.signature(work).parameters
-    assert list(parameters) == ["where", "crop_side", "names", "count", "chunk", "quick"]
+    assert list(parameters) == ["where", "crop_side", "names", "count", "chunk", "quick", "hook"]
     assert parameters["count"].default == 3 and parameters["names"].default is None
     assert "    count: how many of them there are.\n    chunk: bytes.\n" in (work.__doc__ or "")
 
